@@ -1,0 +1,7 @@
+"""`python -m redraft` is the `redraft` command."""
+
+import sys
+
+from redraft.cli import main
+
+sys.exit(main())

@@ -1,0 +1,53 @@
+"""What the target model itself thought likely at the positions that it verified: the food of Token Recycling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from redraft.retrieval.tokens import as_tokens
+
+__all__ = ["Candidates"]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The target's top-k next tokens at m verified positions, in the order in which they are to be learned.
+
+    Later rows overwrite earlier ones, so rejected nodes come first and accepted ones last. Prefill positions are
+    rows like any other.
+
+    Attributes:
+        tokens: int32[m], the input token at each position.
+        previous: int32[m], the token before it on its own path; -1 where there is none.
+        ids: int32[m, k], the k most likely next tokens, most likely first.
+        probs: float32[m, k], their probabilities under the target's raw distribution (temperature 1, no filters).
+    """
+
+    tokens: np.ndarray
+    previous: np.ndarray
+    ids: np.ndarray
+    probs: np.ndarray
+
+    @classmethod
+    def checked(cls, tokens, previous, ids, probs, vocab_size: int | None = None) -> Candidates:
+        """Build from anything array-like. Raises TypeError or ValueError that names what came and what was wanted."""
+        tokens = as_tokens(tokens, vocab_size, what="candidates.tokens")
+        previous = np.ascontiguousarray(previous, np.int32)
+        ids = np.asarray(ids)
+        probs = np.ascontiguousarray(probs, np.float32)
+        if previous.shape != tokens.shape:
+            raise ValueError(f"candidates.previous: wanted shape {tokens.shape}, got {previous.shape}")
+        if previous.size and int(previous.min()) < -1:
+            raise ValueError(f"candidates.previous: wanted token ids or -1, got {int(previous.min())}")
+        if previous.size:
+            as_tokens(np.maximum(previous, 0), vocab_size, what="candidates.previous")
+        if ids.ndim != 2 or ids.shape[0] != tokens.shape[0]:
+            raise ValueError(f"candidates.ids: wanted shape ({tokens.shape[0]}, k), got {ids.shape}")
+        if probs.shape != ids.shape:
+            raise ValueError(f"candidates.probs: wanted shape {ids.shape} like ids, got {probs.shape}")
+        if probs.size and not (np.isfinite(probs).all() and probs.min() >= 0 and probs.max() <= 1.0001):
+            raise ValueError("candidates.probs: wanted finite probabilities between 0 and 1")
+        flat = as_tokens(ids.reshape(-1), vocab_size, what="candidates.ids")
+        return cls(tokens, previous, flat.reshape(ids.shape), probs)

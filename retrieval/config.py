@@ -1,0 +1,40 @@
+"""What a drafter can be told. Every field has a default that works; `vocab_size` is the only one worth giving always."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DraftConfig"]
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """Settings of a `Drafter`.
+
+    Attributes:
+        vocab_size: ids are 0..vocab_size-1; None accepts any non-negative int32.
+        max_nodes: draft budget, the most nodes in one tree (1 to 512).
+        min_prob: a node is drafted only if its estimated path probability reaches this (0 = fill the budget).
+        memory_tokens: how many tokens of earlier outputs a namespace remembers; the oldest unused go first. 0 = none.
+        remember_prompts: also keep earlier prompts, as a memory of their own.
+        tokenizer_fingerprint: what an index must have been built with; None skips the check.
+        disabled: names of sources to leave out (`Source.NAMES`), for ablations.
+    """
+
+    vocab_size: int | None = None
+    max_nodes: int = 32
+    min_prob: float = 0.0
+    memory_tokens: int = 2_000_000
+    remember_prompts: bool = False
+    tokenizer_fingerprint: str | None = None
+    disabled: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.vocab_size is not None and not 1 <= self.vocab_size <= 2**31 - 1:
+            raise ValueError(f"vocab_size: wanted 1..2147483647 or None, got {self.vocab_size}")
+        if not 1 <= self.max_nodes <= 512:
+            raise ValueError(f"max_nodes: wanted 1..512, got {self.max_nodes}")
+        if not 0 <= self.min_prob < 1:
+            raise ValueError(f"min_prob: wanted 0 <= min_prob < 1, got {self.min_prob}")
+        if not 0 <= self.memory_tokens <= 2**30:
+            raise ValueError(f"memory_tokens: wanted 0..1073741824, got {self.memory_tokens}")

@@ -1,0 +1,36 @@
+"""Checks on token ids that come from outside: every public entry point passes what it was given through here once.
+
+Inside the package a token array is int32, one-dimensional, C-contiguous and trusted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["as_tokens"]
+
+_INT32_MAX = 2**31 - 1
+
+
+def as_tokens(values, vocab_size: int | None = None, *, what: str = "tokens") -> np.ndarray:
+    """Return `values` as int32[n], C-contiguous; shares memory with `values` where no conversion is needed.
+
+    Any one-dimensional array-like of whole numbers will do (lists, int64 arrays, torch tensors on the CPU). `what`
+    names the argument in errors. Raises TypeError for ids that are not integers, ValueError for another number of
+    dimensions, for a negative id and for an id at or beyond `vocab_size` (None: any non-negative int32).
+    """
+    array = np.asarray(values)
+    if array.size == 0 and array.ndim <= 1:
+        return np.empty(0, np.int32)
+    if array.ndim != 1:
+        raise ValueError(f"{what}: wanted a one-dimensional sequence of token ids, got shape {array.shape}")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{what}: wanted integer token ids, got {array.dtype} values such as {array[0]!r}")
+    low, high = int(array.min()), int(array.max())
+    limit = _INT32_MAX if vocab_size is None else vocab_size - 1
+    if low < 0:
+        raise ValueError(f"{what}: token id {low} at position {int(array.argmin())} is negative")
+    if high > limit:
+        wanted = f"the vocabulary has {vocab_size} ids" if vocab_size is not None else "ids must fit in int32"
+        raise ValueError(f"{what}: token id {high} at position {int(array.argmax())} is too large, {wanted}")
+    return np.ascontiguousarray(array, np.int32)
