@@ -6,6 +6,9 @@ is served), ``cache`` (compiled once per machine, not once per process), NumPy's
 Numba decides at import where its cache lives and fails there when neither the package's folder nor the home
 directory can be written (a read-only container, say). Such a process gets a cache in the temporary directory, and
 compiles again when that is wiped; where not even that can be written it compiles in memory.
+
+Numba also takes a cached kernel for good while the file that defines it is unchanged, even when a kernel that it calls
+in another file has changed. So on import everything compiled before the newest source of this folder is dropped.
 """
 
 from __future__ import annotations
@@ -44,7 +47,20 @@ def _cache_available() -> bool:
     return True
 
 
+def _drop_stale_kernels(folder: Path) -> None:
+    """Delete compiled kernels older than the newest source in `folder` (see the module's head)."""
+    sources = list(folder.glob("*.py")) + list(folder.glob("*/*.py"))
+    newest = max((source.stat().st_mtime for source in sources), default=0.0)
+    for index in [*folder.glob("__pycache__/*.nbi"), *folder.glob("*/__pycache__/*.nbi")]:
+        try:
+            if index.stat().st_mtime < newest:
+                index.unlink(missing_ok=True)
+        except OSError:
+            continue  # another process is at it, or the folder is read-only: then nobody edits it either
+
+
 _CACHE = _cache_available()
+_drop_stale_kernels(Path(__file__).resolve().parent)
 
 
 def kernel(function=None, *, inline: str = "never"):

@@ -1,0 +1,456 @@
+"""Contexts of up to 8 tokens and what followed them: the structure under the session and under the memory.
+
+A context tree as in PPM (Cleary & Witten 1984), held as a trie over reversed contexts: the root's children are the
+last token of a context, their children the token before it, and so on. Each context knows how often it occurred, its
+successors in most-recently-used order with counts, and where it occurred last, which is where a copy pointer is seated.
+It answers what the tries of Lookahead (Zhao et al. 2023), ANPD (Ou et al. 2024) and SuffixDecoding (Oliaro et al. 2024)
+answer, with constant work per token whatever the text, and it forgets exactly.
+
+Growth is lazy. A context seen once is a leaf that keeps only the position of its successor; a longer context is stored
+only when the shorter one has been seen twice. So a new text costs about one leaf a token, and the length of a unique
+match is read off the text itself. Besides, every token knows what came two places later ("skip" contexts: the last
+token is ignored), which bridges a substituted word.
+
+Texts are documents in blocks of 32 tokens, linked in both directions, so that sessions grow side by side and the
+oldest block of a document can go while the rest stays. A context never reaches over the start of its document.
+
+Cost: insert and forget touch at most 9 contexts a token; a look-up takes at most 8 probes and needs no state between
+steps, so nothing goes stale when other sessions write. About 70 bytes a token on ordinary text. Matches longer than 8
+tokens are the business of the copy pointers (`copy_pointer.py`); a large read-only corpus is better served by a frozen
+suffix automaton (`frozen_automaton.py`) or a suffix array (`suffix_array.py`).
+
+Invariants (checked by `check_invariants`):
+1. A stored context's suffix (its parent) is stored and expanded. Children die before their parents.
+2. A leaf has total 1, and `last` is the position of its only successor.
+3. An expanded context's total is at least the sum of its successors' counts (the tail of a list over 48 is dropped).
+4. `slots` finds exactly the live nodes; free nodes and successors are chained through `PARENT` and `NEXT`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from redraft.retrieval.kernel import kernel
+
+__all__ = ["MAX_CONTEXT", "PrefixTrie"]
+
+MAX_CONTEXT = 8  # tokens; with copy pointers longer contexts add nothing
+MAX_SUCCESSORS = 48  # kept per context, most recently used first
+BLOCK = 32  # tokens
+BLOCK_BITS = 5
+
+ROOT, SKIP_ROOT = 0, 1
+# columns of PrefixTrie.nodes
+PARENT, TOKEN, TOTAL, LAST, FIRST = range(5)
+LEAF = -2  # in FIRST: seen once, not expanded
+# columns of PrefixTrie.successors
+SUCCESSOR, COUNT, NEXT = range(3)
+# entries of PrefixTrie.header
+NODES, FREE_NODE, LIVE_NODES, SUCCESSORS, FREE_SUCCESSOR, LIVE_SUCCESSORS = range(6)
+
+# The most that one inserted token can add: a leaf at each level and one for the skip context, two successors each.
+_NODES_PER_TOKEN = 2 * MAX_CONTEXT + 2
+_SUCCESSORS_PER_TOKEN = 2 * MAX_CONTEXT + 2
+
+
+class PrefixTrie(NamedTuple):
+    """The arrays of one trie. Kernels take it whole; `create`, `reserve` and `grow` make it.
+
+    text: int32[capacity]  token at each position, -1 = unused (a document ends where its block holds -1)
+    block_next, block_previous: int32[capacity / 32]  neighbouring block of the same document, -1 = none
+    nodes: int32[n, 5]  PARENT, TOKEN, TOTAL, LAST, FIRST
+    successors: int32[m, 3]  SUCCESSOR token, COUNT, NEXT entry in the list (-1 = end)
+    slots: int32[2**k]  open addressing over (parent, token); -1 = empty
+    header: int64[8]  fill and free lists
+    """
+
+    text: np.ndarray
+    block_next: np.ndarray
+    block_previous: np.ndarray
+    nodes: np.ndarray
+    successors: np.ndarray
+    slots: np.ndarray
+    header: np.ndarray
+
+
+def create(tokens: int = 256) -> PrefixTrie:
+    """An empty trie with room for about `tokens` tokens of text; it grows as needed."""
+    blocks = max(2, -(-tokens // BLOCK))
+    n_nodes = max(64, tokens)
+    trie = PrefixTrie(
+        text=np.full(blocks * BLOCK, -1, np.int32),
+        block_next=np.full(blocks, -1, np.int32),
+        block_previous=np.full(blocks, -1, np.int32),
+        nodes=np.zeros((n_nodes, 5), np.int32),
+        successors=np.zeros((max(64, tokens // 2), 3), np.int32),
+        slots=np.full(_slots_for(n_nodes), -1, np.int32),
+        header=np.array([2, -1, 0, 0, -1, 0, 0, 0], np.int64),
+    )
+    trie.nodes[:2] = (-1, -1, 0, -1, -1)
+    return trie
+
+
+def _slots_for(n_nodes: int) -> int:
+    """Power of two that keeps the table at most 2/3 full."""
+    return 1 << int(n_nodes * 3 // 2).bit_length()
+
+
+def _resized(array: np.ndarray, length: int, fill: int) -> np.ndarray:
+    bigger = np.full((length, *array.shape[1:]), fill, array.dtype)
+    bigger[: len(array)] = array
+    return bigger
+
+
+def with_text_capacity(trie: PrefixTrie, tokens: int) -> PrefixTrie:
+    """The same trie with room for `tokens` tokens of text (a quarter more, rounded up to blocks)."""
+    if tokens <= len(trie.text):
+        return trie
+    blocks = -(-(tokens + tokens // 4) // BLOCK)
+    return trie._replace(
+        text=_resized(trie.text, blocks * BLOCK, -1),
+        block_next=_resized(trie.block_next, blocks, -1),
+        block_previous=_resized(trie.block_previous, blocks, -1),
+    )
+
+
+def grown(trie: PrefixTrie) -> PrefixTrie:
+    """The same trie with half as much room again for the nodes and successors that are short."""
+    nodes, successors, slots = trie.nodes, trie.successors, trie.slots
+    if not has_room_for_nodes(trie):
+        nodes = _resized(nodes, len(nodes) * 3 // 2 + 2 * _NODES_PER_TOKEN, 0)
+    if not has_room_for_successors(trie):
+        successors = _resized(successors, len(successors) * 3 // 2 + 2 * _SUCCESSORS_PER_TOKEN, 0)
+    if 3 * len(nodes) > 2 * len(slots):
+        slots = np.full(_slots_for(len(nodes)), -1, np.int32)
+        rehash(trie, slots)
+    return trie._replace(nodes=nodes, successors=successors, slots=slots)
+
+
+@kernel
+def rehash(trie, slots):
+    """Enter every live node into the empty table `slots`."""
+    mask = len(slots) - 1
+    for old in trie.slots:
+        if old >= 0:
+            slot = slot_of(trie.nodes[old, PARENT], trie.nodes[old, TOKEN]) & mask
+            while slots[slot] >= 0:
+                slot = (slot + 1) & mask
+            slots[slot] = old
+
+
+@kernel
+def has_room_for_nodes(trie):
+    return len(trie.nodes) - trie.header[LIVE_NODES] - 2 >= _NODES_PER_TOKEN
+
+
+@kernel
+def has_room_for_successors(trie):
+    return len(trie.successors) - trie.header[LIVE_SUCCESSORS] >= _SUCCESSORS_PER_TOKEN
+
+
+@kernel
+def slot_of(parent, token):
+    """Hash of the pair; callers mask it to the table's size."""
+    mixed = (np.int64(parent) * 0x9E3779B1 + np.int64(token)) * 0x2545F4914F6CDD1D
+    return (mixed >> 29) & 0x7FFFFFFF
+
+
+@kernel
+def find(trie, parent, token):
+    """The node below `parent` for `token`, or -1."""
+    nodes, slots = trie.nodes, trie.slots
+    mask = len(slots) - 1
+    slot = slot_of(parent, token) & mask
+    while True:
+        node = slots[slot]
+        if node < 0 or (nodes[node, PARENT] == parent and nodes[node, TOKEN] == token):
+            return node
+        slot = (slot + 1) & mask
+
+
+@kernel
+def following(trie, position):
+    """Position of the next token of the same document, or -1."""
+    after = position + 1
+    if after & (BLOCK - 1) == 0:
+        block = trie.block_next[position >> BLOCK_BITS]
+        if block < 0:
+            return -1
+        after = np.int64(block) << BLOCK_BITS
+    return after if trie.text[after] >= 0 else -1
+
+
+@kernel
+def preceding(trie, position):
+    """Position of the token before in the same document, or -1."""
+    if position & (BLOCK - 1):
+        return position - 1
+    block = trie.block_previous[position >> BLOCK_BITS]
+    return (np.int64(block) << BLOCK_BITS) + BLOCK - 1 if block >= 0 else np.int64(-1)
+
+
+@kernel
+def _new_leaf(trie, parent, token, position):
+    """Store a context seen for the first time, its successor being at `position`."""
+    header, nodes, slots = trie.header, trie.nodes, trie.slots
+    node = header[FREE_NODE]
+    if node >= 0:
+        header[FREE_NODE] = nodes[node, PARENT]
+    else:
+        node = header[NODES]
+        header[NODES] += 1
+    header[LIVE_NODES] += 1
+    nodes[node, PARENT] = parent
+    nodes[node, TOKEN] = token
+    nodes[node, TOTAL] = 1
+    nodes[node, LAST] = position
+    nodes[node, FIRST] = LEAF
+    mask = len(slots) - 1
+    slot = slot_of(parent, token) & mask
+    while slots[slot] >= 0:
+        slot = (slot + 1) & mask
+    slots[slot] = node
+
+
+@kernel
+def _new_successor(trie, token, count, after):
+    """A list entry in front of `after`; returns its index."""
+    header, successors = trie.header, trie.successors
+    entry = header[FREE_SUCCESSOR]
+    if entry >= 0:
+        header[FREE_SUCCESSOR] = successors[entry, NEXT]
+    else:
+        entry = header[SUCCESSORS]
+        header[SUCCESSORS] += 1
+    header[LIVE_SUCCESSORS] += 1
+    successors[entry, SUCCESSOR] = token
+    successors[entry, COUNT] = count
+    successors[entry, NEXT] = after
+    return entry
+
+
+@kernel
+def _free_successor(trie, entry):
+    trie.successors[entry, NEXT] = trie.header[FREE_SUCCESSOR]
+    trie.header[FREE_SUCCESSOR] = entry
+    trie.header[LIVE_SUCCESSORS] -= 1
+
+
+@kernel
+def _count_successor(trie, node, token):
+    """One more `token` after the context: its entry moves to the front; the 49th entry is dropped."""
+    nodes, successors = trie.nodes, trie.successors
+    entry, before, position = nodes[node, FIRST], -1, 0
+    while entry >= 0 and successors[entry, SUCCESSOR] != token:
+        position += 1
+        if position == MAX_SUCCESSORS:
+            successors[before, NEXT] = -1
+            _free_successor(trie, entry)
+            entry = -1
+            break
+        before, entry = entry, successors[entry, NEXT]
+    if entry < 0:
+        nodes[node, FIRST] = _new_successor(trie, token, 1, nodes[node, FIRST])
+        return
+    successors[entry, COUNT] += 1
+    if before >= 0:
+        successors[before, NEXT] = successors[entry, NEXT]
+        successors[entry, NEXT] = nodes[node, FIRST]
+        nodes[node, FIRST] = entry
+
+
+@kernel
+def _observe(trie, node, position, token):
+    """The context `node`, seen before, is followed by `token` at `position`. Returns where its only successor had
+    been if this is its second time (it is expanded then), else -1."""
+    nodes = trie.nodes
+    first_time = np.int64(-1)
+    if nodes[node, FIRST] == LEAF:
+        first_time = np.int64(nodes[node, LAST])
+        nodes[node, FIRST] = _new_successor(trie, trie.text[first_time], 1, -1)
+    _count_successor(trie, node, token)
+    nodes[node, TOTAL] += 1
+    nodes[node, LAST] = position
+    return first_time
+
+
+@kernel
+def insert(trie, position):
+    """Learn that the token at `position` follows the (up to 8) tokens before it in its document.
+
+    REQUIRES: room for one token (`has_room_for_nodes`, `has_room_for_successors`), text already at `position`.
+    """
+    text = trie.text
+    token = text[position]
+    node, left = ROOT, preceding(trie, position)
+    last = left
+    for length in range(1, MAX_CONTEXT + 1):
+        if left < 0:
+            break
+        child = find(trie, node, text[left])
+        if child < 0:
+            _new_leaf(trie, node, text[left], position)
+            break
+        first_time = _observe(trie, child, position, token)
+        if first_time >= 0 and length < MAX_CONTEXT:
+            further = first_time
+            for _ in range(length + 1):
+                further = preceding(trie, further)
+                if further < 0:
+                    break
+            if further >= 0:
+                _new_leaf(trie, child, text[further], first_time)
+        node, left = child, preceding(trie, left)
+    if last < 0:
+        return
+    before_last = preceding(trie, last)
+    if before_last >= 0:
+        child = find(trie, SKIP_ROOT, text[before_last])
+        if child < 0:
+            _new_leaf(trie, SKIP_ROOT, text[before_last], position)
+        else:
+            _observe(trie, child, position, token)
+
+
+@kernel
+def _delete(trie, node):
+    """Take a context out of the table (closing the gap) and put it on the free list."""
+    header, nodes, slots = trie.header, trie.nodes, trie.slots
+    entry = nodes[node, FIRST]
+    while entry >= 0:
+        after = trie.successors[entry, NEXT]
+        _free_successor(trie, entry)
+        entry = after
+    mask = len(slots) - 1
+    hole = slot_of(nodes[node, PARENT], nodes[node, TOKEN]) & mask
+    while slots[hole] != node:
+        hole = (hole + 1) & mask
+    probe = hole
+    while True:
+        probe = (probe + 1) & mask
+        other = slots[probe]
+        if other < 0:
+            break
+        home = slot_of(nodes[other, PARENT], nodes[other, TOKEN]) & mask
+        if ((probe - home) & mask) >= ((probe - hole) & mask):
+            slots[hole] = other
+            hole = probe
+    slots[hole] = -1
+    nodes[node, PARENT] = header[FREE_NODE]
+    nodes[node, TOTAL] = 0
+    header[FREE_NODE] = node
+    header[LIVE_NODES] -= 1
+
+
+@kernel
+def _forget_successor(trie, node, position):
+    """Undo `_observe` (or the leaf) for the successor at `position`."""
+    nodes, successors = trie.nodes, trie.successors
+    if nodes[node, FIRST] == LEAF:
+        if nodes[node, LAST] == position:
+            _delete(trie, node)
+        return
+    token = trie.text[position]
+    nodes[node, TOTAL] -= 1
+    if nodes[node, LAST] == position:
+        nodes[node, LAST] = -1
+    if nodes[node, TOTAL] <= 0:
+        _delete(trie, node)
+        return
+    entry, before = nodes[node, FIRST], -1
+    while entry >= 0 and successors[entry, SUCCESSOR] != token:
+        before, entry = entry, successors[entry, NEXT]
+    if entry < 0:
+        return
+    successors[entry, COUNT] -= 1
+    if successors[entry, COUNT] == 0:
+        if before >= 0:
+            successors[before, NEXT] = successors[entry, NEXT]
+        else:
+            nodes[node, FIRST] = successors[entry, NEXT]
+        _free_successor(trie, entry)
+
+
+@kernel
+def forget_from(trie, start):
+    """Forget every context that begins with the token at `start`, the first token of its document."""
+    text = trie.text
+    window = np.empty(MAX_CONTEXT, np.int32)
+    position = np.int64(start)
+    for length in range(1, MAX_CONTEXT + 1):
+        window[length - 1] = text[position]
+        position = following(trie, position)
+        if position < 0:
+            return
+        node = ROOT
+        for back in range(length):
+            node = find(trie, node, window[length - 1 - back])
+            if node < 0:
+                break
+        if node >= 0:
+            _forget_successor(trie, node, position)
+        if length == 2:
+            node = find(trie, SKIP_ROOT, window[0])
+            if node >= 0:
+                _forget_successor(trie, node, position)
+
+
+@kernel
+def look_up(trie, window, n_window, path):
+    """Find the stored suffixes of a context.
+
+    Args:
+        window: int32[8], the last tokens, newest first; `n_window` of them are valid.
+        path: int32[8], receives the nodes of the suffixes of length 1, 2, ...
+    Returns (stored, length): how many nodes were written, and the length of the longest match. It is larger than
+    `stored` where the longest stored context is a leaf whose text goes on matching to the left.
+    """
+    nodes, text = trie.nodes, trie.text
+    node, stored = ROOT, 0
+    while stored < n_window:
+        node = find(trie, node, window[stored])
+        if node < 0:
+            return stored, stored
+        path[stored] = node
+        stored += 1
+        if nodes[node, FIRST] == LEAF:
+            break
+    length = stored
+    if stored and nodes[node, FIRST] == LEAF and stored < n_window:
+        position = np.int64(nodes[node, LAST])
+        for _ in range(stored + 1):
+            position = preceding(trie, position)
+            if position < 0:
+                return stored, length
+        while length < n_window and text[position] == window[length]:
+            length += 1
+            position = preceding(trie, position)
+            if position < 0:
+                break
+    return stored, length
+
+
+def check_invariants(trie: PrefixTrie) -> None:
+    """Assert the invariants of the module's head; for tests."""
+    live = sorted(int(node) for node in trie.slots if node >= 0)
+    assert len(live) == len(set(live)) == trie.header[LIVE_NODES]
+    alive = set(live) | {ROOT, SKIP_ROOT}
+    used = 0
+    for node in live:
+        parent, token, total, last, first = (int(x) for x in trie.nodes[node])
+        assert parent in alive and find(trie, parent, token) == node
+        assert parent in (ROOT, SKIP_ROOT) or trie.nodes[parent, FIRST] != LEAF
+        if first == LEAF:
+            assert total == 1 and trie.text[last] >= 0
+            continue
+        counts, seen, entry = 0, set(), first
+        while entry >= 0:
+            successor, count, entry = (int(x) for x in trie.successors[entry])
+            assert count >= 1 and successor not in seen
+            seen.add(successor)
+            counts += count
+            used += 1
+        assert len(seen) <= MAX_SUCCESSORS and 1 <= counts + (total - counts) and counts <= total
+    assert used == trie.header[LIVE_SUCCESSORS]
