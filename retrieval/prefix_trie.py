@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redraft.retrieval.kernel import kernel
+from redraft.retrieval.kernel import inner, kernel
 
 __all__ = ["MAX_CONTEXT", "PrefixTrie"]
 
@@ -118,9 +118,9 @@ def with_text_capacity(trie: PrefixTrie, tokens: int) -> PrefixTrie:
 def grown(trie: PrefixTrie) -> PrefixTrie:
     """The same trie with half as much room again for the nodes and successors that are short."""
     nodes, successors, slots = trie.nodes, trie.successors, trie.slots
-    if not has_room_for_nodes(trie):
+    if len(nodes) - trie.header[LIVE_NODES] - 2 < 2 * _NODES_PER_TOKEN:
         nodes = _resized(nodes, len(nodes) * 3 // 2 + 2 * _NODES_PER_TOKEN, 0)
-    if not has_room_for_successors(trie):
+    if len(successors) - trie.header[LIVE_SUCCESSORS] < 2 * _SUCCESSORS_PER_TOKEN:
         successors = _resized(successors, len(successors) * 3 // 2 + 2 * _SUCCESSORS_PER_TOKEN, 0)
     if 3 * len(nodes) > 2 * len(slots):
         slots = np.full(_slots_for(len(nodes)), -1, np.int32)
@@ -140,24 +140,23 @@ def rehash(trie, slots):
             slots[slot] = old
 
 
-@kernel
-def has_room_for_nodes(trie):
-    return len(trie.nodes) - trie.header[LIVE_NODES] - 2 >= _NODES_PER_TOKEN
+@inner
+def has_room(trie):
+    """Whether one more token can be inserted; if not, the caller goes on with `grown(trie)`."""
+    return (
+        len(trie.nodes) - trie.header[LIVE_NODES] - 2 >= _NODES_PER_TOKEN
+        and len(trie.successors) - trie.header[LIVE_SUCCESSORS] >= _SUCCESSORS_PER_TOKEN
+    )
 
 
-@kernel
-def has_room_for_successors(trie):
-    return len(trie.successors) - trie.header[LIVE_SUCCESSORS] >= _SUCCESSORS_PER_TOKEN
-
-
-@kernel
+@inner
 def slot_of(parent, token):
     """Hash of the pair; callers mask it to the table's size."""
     mixed = (np.int64(parent) * 0x9E3779B1 + np.int64(token)) * 0x2545F4914F6CDD1D
     return (mixed >> 29) & 0x7FFFFFFF
 
 
-@kernel
+@inner
 def find(trie, parent, token):
     """The node below `parent` for `token`, or -1."""
     nodes, slots = trie.nodes, trie.slots
@@ -170,7 +169,7 @@ def find(trie, parent, token):
         slot = (slot + 1) & mask
 
 
-@kernel
+@inner
 def following(trie, position):
     """Position of the next token of the same document, or -1."""
     after = position + 1
@@ -182,7 +181,7 @@ def following(trie, position):
     return after if trie.text[after] >= 0 else -1
 
 
-@kernel
+@inner
 def preceding(trie, position):
     """Position of the token before in the same document, or -1."""
     if position & (BLOCK - 1):
@@ -191,7 +190,7 @@ def preceding(trie, position):
     return (np.int64(block) << BLOCK_BITS) + BLOCK - 1 if block >= 0 else np.int64(-1)
 
 
-@kernel
+@inner
 def _new_leaf(trie, parent, token, position):
     """Store a context seen for the first time, its successor being at `position`."""
     header, nodes, slots = trie.header, trie.nodes, trie.slots
@@ -214,7 +213,7 @@ def _new_leaf(trie, parent, token, position):
     slots[slot] = node
 
 
-@kernel
+@inner
 def _new_successor(trie, token, count, after):
     """A list entry in front of `after`; returns its index."""
     header, successors = trie.header, trie.successors
@@ -231,14 +230,14 @@ def _new_successor(trie, token, count, after):
     return entry
 
 
-@kernel
+@inner
 def _free_successor(trie, entry):
     trie.successors[entry, NEXT] = trie.header[FREE_SUCCESSOR]
     trie.header[FREE_SUCCESSOR] = entry
     trie.header[LIVE_SUCCESSORS] -= 1
 
 
-@kernel
+@inner
 def _count_successor(trie, node, token):
     """One more `token` after the context: its entry moves to the front; the 49th entry is dropped."""
     nodes, successors = trie.nodes, trie.successors
@@ -261,7 +260,7 @@ def _count_successor(trie, node, token):
         nodes[node, FIRST] = entry
 
 
-@kernel
+@inner
 def _observe(trie, node, position, token):
     """The context `node`, seen before, is followed by `token` at `position`. Returns where its only successor had
     been if this is its second time (it is expanded then), else -1."""
@@ -276,11 +275,11 @@ def _observe(trie, node, position, token):
     return first_time
 
 
-@kernel
+@inner
 def insert(trie, position):
     """Learn that the token at `position` follows the (up to 8) tokens before it in its document.
 
-    REQUIRES: room for one token (`has_room_for_nodes`, `has_room_for_successors`), text already at `position`.
+    REQUIRES: `has_room`, and the text already at `position`.
     """
     text = trie.text
     token = text[position]
@@ -314,7 +313,7 @@ def insert(trie, position):
             _observe(trie, child, position, token)
 
 
-@kernel
+@inner
 def _delete(trie, node):
     """Take a context out of the table (closing the gap) and put it on the free list."""
     header, nodes, slots = trie.header, trie.nodes, trie.slots
@@ -344,7 +343,7 @@ def _delete(trie, node):
     header[LIVE_NODES] -= 1
 
 
-@kernel
+@inner
 def _forget_successor(trie, node, position):
     """Undo `_observe` (or the leaf) for the successor at `position`."""
     nodes, successors = trie.nodes, trie.successors
@@ -373,7 +372,7 @@ def _forget_successor(trie, node, position):
         _free_successor(trie, entry)
 
 
-@kernel
+@inner
 def forget_from(trie, start):
     """Forget every context that begins with the token at `start`, the first token of its document."""
     text = trie.text
@@ -397,7 +396,7 @@ def forget_from(trie, start):
                 _forget_successor(trie, node, position)
 
 
-@kernel
+@inner
 def look_up(trie, window, n_window, path):
     """Find the stored suffixes of a context.
 
