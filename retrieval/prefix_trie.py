@@ -128,7 +128,7 @@ def grown(trie: PrefixTrie) -> PrefixTrie:
     return trie._replace(nodes=nodes, successors=successors, slots=slots)
 
 
-@kernel
+@kernel(allocates=False)
 def rehash(trie, slots):
     """Enter every live node into the empty table `slots`."""
     mask = len(slots) - 1
@@ -373,10 +373,12 @@ def _forget_successor(trie, node, position):
 
 
 @inner
-def forget_from(trie, start):
-    """Forget every context that begins with the token at `start`, the first token of its document."""
+def forget_from(trie, start, window):
+    """Forget every context that begins with the token at `start`, the first token of its document.
+
+    `window` is an int32[8] buffer.
+    """
     text = trie.text
-    window = np.empty(MAX_CONTEXT, np.int32)
     position = np.int64(start)
     for length in range(1, MAX_CONTEXT + 1):
         window[length - 1] = text[position]
