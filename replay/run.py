@@ -39,7 +39,7 @@ class Plan:
 def replay_file(
     contender: Contender, file: Path, tokenizer, plan: Plan, progress: Callable[[int], object] = lambda tokens: None
 ) -> Tally:
-    """Replay one trace file through a fresh drafter."""
+    """Replay one trace file through a fresh drafter of the contender's kind."""
     workload = load_workload(file, tokenizer)
     sizes = {"max_nodes": plan.max_nodes, "min_prob": plan.min_prob, "progress": progress}
     _load_kernels(contender)

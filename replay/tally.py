@@ -26,7 +26,7 @@ _COUNT, _SUM, _HITS = 0, 1, 2
 def _walk(tokens, parents, probs, sources, truth, by_source, visited, paths, depth, on_path):
     """See `Tally.walk`; depth int32[n] and on_path bool[n] (all False) are working space.
 
-    Adds to three tables: by_source int64[sources, 2], nodes drafted and accepted; visited and paths
+    Returns -1, having counted nothing more, at the first node that breaks the promises of a draft tree. Adds to three tables: by_source int64[sources, 2], nodes drafted and accepted; visited and paths
     float64[sources, BINS, 3], number, sum of probabilities and number accepted: of the visited nodes by their
     probability given the parent, and of all nodes by their path probability.
     Nodes beyond the end of `truth` are counted as drafted and left out of the rest.
@@ -34,8 +34,13 @@ def _walk(tokens, parents, probs, sources, truth, by_source, visited, paths, dep
     accepted = 0
     for i in range(len(tokens)):
         parent = parents[i]
-        depth[i] = 1 if parent < 0 else depth[parent] + 1
         source = sources[i]
+        if not (-1 <= parent < i and 0 <= probs[i] <= 1.0001 and source < len(by_source)):
+            return -1
+        for j in range(i):
+            if parents[j] == parent and tokens[j] == tokens[i]:
+                return -1
+        depth[i] = 1 if parent < 0 else depth[parent] + 1
         by_source[source, 0] += 1
         if depth[i] > len(truth):
             continue
@@ -44,7 +49,7 @@ def _walk(tokens, parents, probs, sources, truth, by_source, visited, paths, dep
             on_path[i] = True
             accepted += 1
             by_source[source, 1] += 1
-        path = min(max(float(probs[i]), 0.0), 1.0)
+        path = min(float(probs[i]), 1.0)
         cell = paths[source, min(int(path * BINS), BINS - 1)]
         cell[_COUNT] += 1
         cell[_SUM] += path
@@ -97,12 +102,18 @@ class Tally:
     close_tokens: list[int] = field(default_factory=list)
 
     def walk(self, tree: DraftTree, truth: np.ndarray) -> int:
-        """Follow `truth` (int32[m], what the model wrote next) down a draft tree; returns how many nodes it accepts."""
+        """Follow `truth` (int32[m], what the model wrote next) down a draft tree; returns how many nodes it accepts.
+
+        Raises ValueError for a tree that is none: a result would mean nothing.
+        """
         n = len(tree)
         accepted = _walk(
             tree.tokens, tree.parents, tree.probs, tree.sources, truth,
             self.by_source, self.visited, self.paths, np.empty(n, np.int32), np.zeros(n, bool),
         )  # fmt: skip
+        if accepted < 0:
+            tree.check()
+            raise ValueError(f"draft tree: sources must be below {_SOURCES}, got {int(tree.sources.max())}")
         self.nodes += n
         self.accepted += accepted
         return accepted
