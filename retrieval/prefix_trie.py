@@ -19,6 +19,8 @@ steps, so nothing goes stale when other sessions write. About 70 bytes a token o
 tokens are the business of the copy pointers (`copy_pointer.py`); a large read-only corpus is better served by a frozen
 suffix automaton (`frozen_automaton.py`) or a suffix array (`suffix_array.py`).
 
+Whoever forgets goes from the start of a document to its end.
+
 Invariants (checked by `check_invariants`):
 1. A stored context's suffix (its parent) is stored and expanded. Children die before their parents.
 2. A leaf has total 1, and `last` is the position of its only successor.
@@ -48,7 +50,7 @@ LEAF = -2  # in FIRST: seen once, not expanded
 # columns of PrefixTrie.successors
 SUCCESSOR, COUNT, NEXT = range(3)
 # entries of PrefixTrie.header
-NODES, FREE_NODE, LIVE_NODES, SUCCESSORS, FREE_SUCCESSOR, LIVE_SUCCESSORS = range(6)
+NODES, FREE_NODE, LIVE_NODES, SUCCESSORS, FREE_SUCCESSOR, LIVE_SUCCESSORS, BLOCKS, FREE_BLOCK = range(8)
 
 # The most that one inserted token can add: a leaf at each level and one for the skip context, two successors each.
 _NODES_PER_TOKEN = 2 * MAX_CONTEXT + 2
@@ -86,7 +88,7 @@ def create(tokens: int = 256) -> PrefixTrie:
         nodes=np.zeros((n_nodes, 5), np.int32),
         successors=np.zeros((max(64, tokens // 2), 3), np.int32),
         slots=np.full(_slots_for(n_nodes), -1, np.int32),
-        header=np.array([2, -1, 0, 0, -1, 0, 0, 0], np.int64),
+        header=np.array([2, -1, 0, 0, -1, 0, 0, -1], np.int64),
     )
     trie.nodes[:2] = (-1, -1, 0, -1, -1)
     return trie
@@ -103,21 +105,14 @@ def _resized(array: np.ndarray, length: int, fill: int) -> np.ndarray:
     return bigger
 
 
-def with_text_capacity(trie: PrefixTrie, tokens: int) -> PrefixTrie:
-    """The same trie with room for `tokens` tokens of text (a quarter more, rounded up to blocks)."""
-    if tokens <= len(trie.text):
-        return trie
-    blocks = -(-(tokens + tokens // 4) // BLOCK)
-    return trie._replace(
-        text=_resized(trie.text, blocks * BLOCK, -1),
-        block_next=_resized(trie.block_next, blocks, -1),
-        block_previous=_resized(trie.block_previous, blocks, -1),
-    )
-
-
 def grown(trie: PrefixTrie) -> PrefixTrie:
-    """The same trie with half as much room again for the nodes and successors that are short."""
-    nodes, successors, slots = trie.nodes, trie.successors, trie.slots
+    """The same trie with half as much room again for the text, nodes and successors that are short."""
+    text, nodes, successors, slots = trie.text, trie.nodes, trie.successors, trie.slots
+    block_next, block_previous = trie.block_next, trie.block_previous
+    if trie.header[FREE_BLOCK] < 0 and trie.header[BLOCKS] == len(block_next):
+        blocks = len(block_next) * 3 // 2
+        text = _resized(text, blocks * BLOCK, -1)
+        block_next, block_previous = _resized(block_next, blocks, -1), _resized(block_previous, blocks, -1)
     if len(nodes) - trie.header[LIVE_NODES] - 2 < 2 * _NODES_PER_TOKEN:
         nodes = _resized(nodes, len(nodes) * 3 // 2 + 2 * _NODES_PER_TOKEN, 0)
     if len(successors) - trie.header[LIVE_SUCCESSORS] < 2 * _SUCCESSORS_PER_TOKEN:
@@ -125,7 +120,7 @@ def grown(trie: PrefixTrie) -> PrefixTrie:
     if 3 * len(nodes) > 2 * len(slots):
         slots = np.full(_slots_for(len(nodes)), -1, np.int32)
         rehash(trie, slots)
-    return trie._replace(nodes=nodes, successors=successors, slots=slots)
+    return PrefixTrie(text, block_next, block_previous, nodes, successors, slots, trie.header)
 
 
 @kernel(allocates=False)
@@ -142,9 +137,10 @@ def rehash(trie, slots):
 
 @inner
 def has_room(trie):
-    """Whether one more token can be inserted; if not, the caller goes on with `grown(trie)`."""
+    """Whether one more token can be appended; if not, the caller goes on with `grown(trie)`."""
     return (
-        len(trie.nodes) - trie.header[LIVE_NODES] - 2 >= _NODES_PER_TOKEN
+        (trie.header[FREE_BLOCK] >= 0 or trie.header[BLOCKS] < len(trie.block_next))
+        and len(trie.nodes) - trie.header[LIVE_NODES] - 2 >= _NODES_PER_TOKEN
         and len(trie.successors) - trie.header[LIVE_SUCCESSORS] >= _SUCCESSORS_PER_TOKEN
     )
 
@@ -188,6 +184,63 @@ def preceding(trie, position):
         return position - 1
     block = trie.block_previous[position >> BLOCK_BITS]
     return (np.int64(block) << BLOCK_BITS) + BLOCK - 1 if block >= 0 else np.int64(-1)
+
+
+@inner
+def place_token(trie, tail, token):
+    """Write `token` behind `tail`, the last position of a document (-1: begin a document); returns its position.
+
+    REQUIRES: `has_room`.
+    """
+    position = np.int64(tail) + 1
+    if tail < 0 or position & (BLOCK - 1) == 0:
+        header = trie.header
+        block = header[FREE_BLOCK]
+        if block >= 0:
+            header[FREE_BLOCK] = trie.block_next[block]
+        else:
+            block = header[BLOCKS]
+            header[BLOCKS] += 1
+        trie.block_next[block] = -1
+        trie.block_previous[block] = -1
+        if tail >= 0:
+            trie.block_previous[block] = tail >> BLOCK_BITS
+            trie.block_next[tail >> BLOCK_BITS] = block
+        position = np.int64(block) << BLOCK_BITS
+    trie.text[position] = token
+    return position
+
+
+@kernel(allocates=False)
+def append_tokens(trie, tail, tokens, begin):
+    """Append tokens[begin:] to the document that ends at `tail` (-1: a new document) and learn them.
+
+    Returns (tail, done): the new last position and the index of the first token not appended. `done` is less than
+    len(tokens) when room ran out: the caller goes on with `grown(trie)`.
+    """
+    tail = np.int64(tail)
+    done = np.int64(begin)
+    while done < len(tokens) and has_room(trie):
+        tail = place_token(trie, tail, tokens[done])
+        insert(trie, tail)
+        done += 1
+    return tail, done
+
+
+@kernel(allocates=False)
+def forget_block(trie, block, window):
+    """Forget the first block of a document and free it; returns the block that is now its first, or -1."""
+    start = np.int64(block) << BLOCK_BITS
+    for position in range(start, start + BLOCK):
+        if trie.text[position] >= 0:
+            forget_from(trie, position, window)
+    trie.text[start : start + BLOCK] = -1
+    first = np.int64(trie.block_next[block])
+    if first >= 0:
+        trie.block_previous[first] = -1
+    trie.block_next[block] = trie.header[FREE_BLOCK]
+    trie.header[FREE_BLOCK] = block
+    return first
 
 
 @inner
