@@ -44,7 +44,7 @@ def _tokens_against_nodes(axes, results: dict) -> None:
             axes.plot(*point, "o", color=colour)
             axes.annotate(name, point, textcoords="offset points", xytext=(6, -3), fontsize=8, color=colour)
     for family, points in curves.items():
-        axes.plot(*zip(*sorted(points)), "-", color=_COLOURS[family], label=f"{family}, by threshold")
+        axes.plot(*zip(*sorted(points)), "-", color=_COLOURS[family], label=family)
     axes.set(xlabel="mean nodes per step", ylabel="tokens per step", title="What a node buys (macro mean)")
     axes.grid(alpha=0.3)
     if curves:

@@ -13,8 +13,8 @@ Times are to be read as ratios within one run. The contenders:
     arctic default       arctic-inference as it comes: a chain, factor 1, min_token_prob 0.1      (--peers)
     arctic best          its best setting on these traces: a tree, factor 16, min_token_prob 0.001 (--peers)
 
-and, for the picture (--curve), the same drafters at other thresholds on path probability: tokens per step against
-mean nodes per step.
+and, for the picture (--curve), the same drafters from small trees to large ones: tokens per step against mean nodes
+per step, with redraft's size set by a threshold on path probability and Arctic's by its factor.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from machine import RECORDS, provenance
@@ -40,6 +41,10 @@ from redraft.retrieval.config import DraftConfig
 # Least path probability of a node, for the curves; the most nodes are 64 there.
 _THRESHOLDS = (0.4, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.005)
 _CURVE_NODES = 64
+# Arctic's trees grow with the factor; at every size this gives it more tokens than raising min_token_prob or
+# lowering max_spec_tokens does.
+_ARCTIC_FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+_CURVE_AT = (1.5, 2.6, 5, 7.5, 12, 20, 30)
 
 
 def contenders(config: DraftConfig, indexes: tuple[str, ...], peers: bool) -> list[Contender]:
@@ -55,27 +60,25 @@ def contenders(config: DraftConfig, indexes: tuple[str, ...], peers: bool) -> li
 
 
 def curve(config: DraftConfig, indexes: tuple[str, ...], peers: bool) -> list[Contender]:
-    """The same drafters at falling thresholds; the name is `family @ threshold`."""
+    """The same drafters from small trees to large ones; the name is `family @ setting`."""
     points: list[Contender] = []
     for threshold in _THRESHOLDS:
         wide = replace(config, max_nodes=_CURVE_NODES, min_prob=threshold)
         points.append(Redraft(wide, name=f"redraft @ {threshold}"))
         if indexes:
             points.append(Redraft(wide, indexes, f"redraft + index @ {threshold}"))
-        if peers:
-            settings = {"min_token_prob": threshold, "max_tokens": _CURVE_NODES}
-            points.append(replace(ARCTIC_BEST, name=f"arctic @ {threshold}", **settings))
-    if peers:  # what lies at the right end of its curve
-        for threshold in (0.001, 0.0001):
-            settings = {"min_token_prob": threshold, "max_tokens": _CURVE_NODES}
-            points.append(replace(ARCTIC_BEST, name=f"arctic @ {threshold}", **settings))
+    if peers:
+        points += [
+            replace(ARCTIC_BEST, name=f"arctic @ {factor}", factor=factor, max_tokens=_CURVE_NODES)
+            for factor in _ARCTIC_FACTORS
+        ]
     return points
 
 
 def measure(chosen: list[Contender], files: list[Path], tokenizer, plan: Plan) -> dict[str, dict]:
     """Replay every file by every contender in turn: for each name its macro means, pooled and per-workload numbers."""
     tallies: dict[str, dict[str, Tally]] = {contender.name: {} for contender in chosen}
-    with tqdm(total=len(files) * len(chosen) * (plan.tokens + plan.warm), unit="tok") as bar:
+    with tqdm(total=len(files) * len(chosen) * (plan.tokens + plan.warm), unit="tok", disable=None) as bar:
         for file in files:
             workload = file.name.removesuffix(".jsonl.gz")
             for contender in chosen:
@@ -91,6 +94,29 @@ def measure(chosen: list[Contender], files: list[Path], tokenizer, plan: Plan) -
         rows = {workload: tally.summary() for workload, tally in by_workload.items()}
         results[name] = {"macro": macro(list(rows.values())), "pooled": total.summary(), "workloads": rows}
     return results
+
+
+def interpolate(results: dict[str, dict], family: str, nodes: float) -> float | None:
+    """Tokens per step of a family's curve at `nodes` mean nodes; None outside the curve."""
+    points = sorted(
+        (result["macro"]["nodes_per_step"], result["macro"]["tokens_per_step"])
+        for name, result in results.items()
+        if name.partition(" @ ")[0] == family
+    )
+    for (left, low), (right, high) in pairwise(points):
+        if left <= nodes <= right:
+            return low + (high - low) * (nodes - left) / (right - left)
+    return None
+
+
+def curves_table(results: dict[str, dict]) -> str:
+    """Tokens per step at the same mean number of nodes, a line for each curve."""
+    families = sorted({name.partition(" @ ")[0] for name in results if " @ " in name}, reverse=True)
+    rows = []
+    for family in families:
+        values = [interpolate(results, family, nodes) for nodes in _CURVE_AT]
+        rows.append([family, *("-" if value is None else f"{value:.3f}" for value in values)])
+    return table(("tokens per step at mean nodes", *map(str, _CURVE_AT)), rows)
 
 
 def comparison(results: dict[str, dict]) -> str:
@@ -128,7 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_plan_arguments(parser)
     parser.add_argument("--peers", action="store_true", help="replay arctic-inference in the same run")
-    parser.add_argument("--curve", action="store_true", help="replay all at other thresholds, too")
+    parser.add_argument("--curve", action="store_true", help="replay all with smaller and larger trees, too")
     parser.add_argument("--record", action="store_true", help=f"write {RECORDS.name}/replay-DATE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the results (needs matplotlib)")
     args = parser.parse_args()
@@ -143,6 +169,8 @@ def main() -> None:
     tables = {contender.name: results[contender.name] for contender in chosen}
     print(comparison(tables))
     main_result = tables["redraft"]
+    if points:
+        print("\n" + curves_table(results))
     print("\n" + workloads_table(main_result["workloads"], main_result["macro"]))
     print("\n" + sources_table(main_result["pooled"]))
     record = provenance("arctic-inference") if args.peers else provenance()
