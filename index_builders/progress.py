@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
@@ -91,6 +91,21 @@ class Progress:
         finally:
             bar.close()
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+    @contextmanager
+    def stages(self):
+        """Yields `report(what, done, total)` for work that names its own phases, in bytes or anything else."""
+        with ExitStack() as current:
+            name, report_done = "", None
+
+            def report(what: str, done: int, total: int) -> None:
+                nonlocal name, report_done
+                if what != name:
+                    current.close()
+                    name, report_done = what, current.enter_context(self.phase(what, total, ""))
+                report_done(done)
+
+            yield report
 
 
 def _facts(seconds: float, documents: int | None, tokens: int | None, first_tokens: int) -> str:

@@ -133,15 +133,15 @@ def _fingerprint(backend) -> str:
 
 
 def _pieces(text: str) -> list[str]:
-    """`text` cut after line breaks into pieces of at most `_PIECE_CHARACTERS` (anywhere where no break is near)."""
+    """`text` cut after line breaks into pieces of at most `_PIECE_CHARACTERS` (elsewhere if none is near)."""
     if len(text) <= _PIECE_CHARACTERS:
         return [text]
     pieces, start = [], 0
     while len(text) - start > _PIECE_CHARACTERS:
         end = start + _PIECE_CHARACTERS
         near_end = max(start, end - (64 << 10))
-        breaks = [match.end() for match in _LONE_LINE_BREAK.finditer(text, near_end, end)]
-        end = breaks[-1] if breaks else end
+        lone = [match.end() for match in _LONE_LINE_BREAK.finditer(text, near_end, end)]
+        end = lone[-1] if lone else text.rfind("\n", near_end, end) + 1 or end
         pieces.append(text[start:end])
         start = end
     pieces.append(text[start:])

@@ -1,0 +1,179 @@
+"""Corpus indexes: built once from text, read by any number of servers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+
+from redraft.index_builders.build import BuildOptions, BuildSummary, build_index
+from redraft.index_builders.documents import ReadOptions
+from redraft.index_builders.progress import Progress, readable_bytes
+from redraft.retrieval.index_directory import open_index, verify_index
+
+__all__ = ["configure", "run"]
+
+_BUILD_HELP = """\
+Build an index from text, chats or token ids.
+
+SOURCE is a file, a folder, a pattern such as 'docs/**/*.md', or - for standard input:
+  folders                 text and source files in them, also .jsonl and .parquet; hidden folders are left out
+  .jsonl .json .parquet   records with text or content (or --text-key), chats with messages or conversations
+  a save_to_disk folder   the same, from the datasets library
+  .npy, Megatron .bin     token ids, made with the same tokenizer
+  any other file          one document of UTF-8 text
+.gz and .zst are unpacked. Exact copies of a document are dropped.
+"""
+
+_BUILD_EXAMPLES = """\
+examples:
+  redraft index build ~/src/project notes.md --tokenizer ./tokenizer.json -o project.index
+  redraft index build chats.jsonl.gz --tokenizer Qwen/Qwen3-8B -o chats.index
+  redraft index build wiki/*.parquet --tokenizer model.gguf --max-tokens 50M -o wiki.index
+
+An interrupted build resumes when the same command is given again.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands of `redraft index`."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, summary: str, run_action, **details) -> argparse.ArgumentParser:
+        details.setdefault("description", summary)
+        action = actions.add_parser(name, help=summary, formatter_class=parser.formatter_class, **details)
+        action.set_defaults(run_action=run_action)
+        return action
+
+    build = add("build", "build an index from a corpus", _build, description=_BUILD_HELP, epilog=_BUILD_EXAMPLES)
+    build.add_argument("sources", nargs="+", metavar="SOURCE", help="where the text is")
+    build.add_argument(
+        "--tokenizer",
+        required=True,
+        metavar="T",
+        help="the target model's: a tokenizer.json, a transformers folder or hub name, or a .gguf file",
+    )
+    build.add_argument("-o", "--output", required=True, metavar="DIR", help="the index directory to make")
+    build.add_argument("--force", action="store_true", help="replace an index that exists")
+    build.add_argument("--max-tokens", type=_count, metavar="N", help="stop after N tokens (20M is 20 million)")
+    build.add_argument("--text-key", metavar="KEY", help="key or column with the text (otherwise the usual names)")
+    build.add_argument(
+        "--roles",
+        nargs="+",
+        default=["assistant"],
+        metavar="ROLE",
+        help="whose turns of a chat to index; each is a document",
+    )
+    build.add_argument(
+        "--max-bad-records",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="drop up to N records that are malformed or have no text",
+    )
+    build.add_argument(
+        "--exclude", action="append", default=[], metavar="GLOB", help="names to leave out of folders (repeatable)"
+    )
+    build.add_argument("--stdin-format", choices=("jsonl", "text"), default="jsonl", help="what - reads")
+    build.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="build part I of N only")
+    build.add_argument("--quiet", action="store_true", help="no progress and no summary")
+
+    inspect = add("inspect", "say what an index holds", _inspect)
+    inspect.add_argument("index", metavar="DIR", help="the index directory")
+    inspect.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+    verify = add("verify", "read all of an index and check it against its digests", _verify)
+    verify.add_argument("index", metavar="DIR", help="the index directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    return args.run_action(args)
+
+
+def _build(args: argparse.Namespace) -> int:
+    progress = Progress(quiet=args.quiet)
+    options = BuildOptions(
+        read=ReadOptions(
+            text_key=args.text_key,
+            roles=tuple(args.roles),
+            max_bad_records=args.max_bad_records,
+            exclude=tuple(args.exclude),
+            stdin_format=args.stdin_format,
+        ),
+        max_tokens=args.max_tokens,
+        shard=args.shard,
+        force=args.force,
+    )
+    summary = build_index(args.sources, args.tokenizer, args.output, options, progress)
+    if not args.quiet:
+        print(_build_report(args.output, summary), file=sys.stderr)
+    return 0
+
+
+def _build_report(output: str, summary: BuildSummary) -> str:
+    dropped = {
+        "exact duplicates": summary.duplicates,
+        "bad records": summary.bad_records,
+        "files that are not text": summary.skipped_files,
+        "empty texts": summary.empty,
+    }
+    left_out = ", ".join(f"{count:,} {name}" for name, count in dropped.items() if count)
+    size = summary.index_bytes
+    return "\n".join(
+        [
+            f"{output}: {summary.documents:,} documents, {summary.tokens:,} tokens",
+            f"  {readable_bytes(size)}, {size / summary.tokens:.1f} bytes per token",
+            f"  left out: {left_out or 'nothing'}",
+            "  seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in summary.seconds.items()),
+        ]
+    )
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    with open_index(args.index) as index:
+        manifest = index.manifest
+        print(json.dumps(manifest, indent=2, ensure_ascii=False) if args.json else _description(args.index, manifest))
+    return 0
+
+
+def _description(path: str, manifest: dict) -> str:
+    tokenizer, size = manifest["tokenizer"], sum(file["bytes"] for file in manifest["files"].values())
+    options = [f"{name} {value}" for name, value in manifest["options"].items() if value not in (None, [], [1, 1])]
+    return "\n".join(
+        [
+            f"{path}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens",
+            f"  {readable_bytes(size)}, {size / max(1, manifest['tokens']):.1f} bytes per token",
+            f"  {manifest['kind'].replace('_', ' ')}, format {manifest['format_version']}",
+            f"  written {manifest['created']} by redraft {manifest['redraft_version']}",
+            f"  tokenizer {tokenizer['name']}, {tokenizer['vocab_size']:,} ids, fingerprint {tokenizer['fingerprint']}",
+            f"  options: {', '.join(options) or 'none'}",
+            *(
+                f"  from {source['source']}: {source['documents']:,} documents, {source['tokens']:,} tokens"
+                for source in manifest["sources"]
+            ),
+            *(f"  {name}: {readable_bytes(file['bytes'])}" for name, file in manifest["files"].items()),
+        ]
+    )
+
+
+def _verify(args: argparse.Namespace) -> int:
+    with Progress().stages() as report:
+        manifest = verify_index(args.index, report)
+    print(f"{args.index}: intact, {manifest['documents']:,} documents, {manifest['tokens']:,} tokens")
+    return 0
+
+
+def _count(text: str) -> int:
+    """A whole number, with K, M or G for thousands, millions and thousands of millions."""
+    match = re.fullmatch(r"(\d+)([kKmMgG]?)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"wanted a whole number such as 500, 20M or 1G, got {text!r}")
+    return int(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()]
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"wanted I/N with 1 <= I <= N, such as 2/8, got {text!r}")
+    return int(match[1]), int(match[2])
