@@ -1,0 +1,545 @@
+"""Drafting by a server, with the interface of the in-process `Drafter`: swap one for the other and nothing else changes.
+
+Drafting must never hurt. Every call here comes back within its deadline: when the server is late, gone, wrong or was
+never there, the session drafts by itself, from its own copy of the history with n-gram lookup, and the generated text is
+the same, as the verifier decides what is kept. The rules:
+
+- One stream per client. A step of a whole batch is one message and one reply; commits travel with the next draft.
+- A reply that comes after its deadline is thrown away. While the server owes one it is not asked again, so a late
+  server costs one deadline, not one per step; after several failures in a row it is asked at growing intervals.
+- Connecting happens in a thread of its own. When a stream is there again, each session is opened anew from its history
+  with its next draft and asks the server from then on; nobody waits for that.
+- Every tree is checked before it is returned.
+- The caller's own mistakes (ids out of range, a closed session) raise at once, as they do in process.
+
+Forking: gRPC does not survive it. Make the client in the process that uses it (in a worker's own initialisation, say).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from dataclasses import replace
+
+import grpc
+import numpy as np
+
+from redraft.client.circuit_breaker import CircuitBreaker
+from redraft.client.client_session import ClientSession, Commit, Seat, checked_candidates, checked_hidden
+from redraft.client.client_stats import ClientStats
+from redraft.client.connection import Connection, Sent
+from redraft.client.messages import add_commit, add_draft, add_open, read_trees
+from redraft.retrieval.config import DraftConfig
+from redraft.retrieval.draft_tree import DraftTree
+from redraft.retrieval.errors import IndexFormatError, RedraftError
+from redraft.retrieval.ngram import NgramDrafter
+from redraft.retrieval.tokens import as_tokens
+from redraft.v1 import drafting_pb2 as pb
+from redraft.v1.wire import pack_int32
+
+__all__ = ["DraftClient"]
+
+_log = logging.getLogger("redraft.client")
+
+_REQUIRE_SECONDS = 10.0  # how long `require=True` waits for a server
+_HUNG_SECONDS = 10.0  # a stream without an answer for so long is given up
+_ADMIN_SECONDS = 120.0
+_BULK_BYTES = 1 << 16  # a message larger than this may take as long as opening a session does
+_POST_COMMITS = 64  # commits that have waited for a draft go without one
+_MOST_UNSENT = 1024  # commits kept for a server that does not answer, before the session is rather opened anew
+_STEP_BYTES = 64  # what a step's framing takes in a message, generously
+
+
+class DraftClient:
+    """Asks a draft server at `target`, `unix:PATH` or `HOST:PORT`.
+
+    Args:
+        target: where the server listens.
+        config: `vocab_size`, `max_nodes`, `min_prob` and `tokenizer_fingerprint` as in process; a server that has
+            another vocabulary or fingerprint is not used. None: what the server says.
+        timeout: seconds that a step may wait for the server.
+        open_timeout: the same for the first draft of a session, which waits for the prompt to be read.
+        require: wait for the server now, and raise ConnectionError if none is there.
+        credentials: `grpc.ssl_channel_credentials(...)` for a server with TLS.
+
+    Threads may share a client; one session belongs to one thread at a time.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        config: DraftConfig | None = None,
+        *,
+        timeout: float = 0.02,
+        open_timeout: float = 0.5,
+        require: bool = False,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        if not (timeout > 0 and open_timeout > 0):
+            raise ValueError(f"wanted timeouts above 0 seconds, got timeout={timeout}, open_timeout={open_timeout}")
+        self.target = target
+        self.stats = ClientStats()
+        self._given_config = config
+        self._config = config or DraftConfig()
+        self._timeout, self._open_timeout = timeout, open_timeout
+        self._credentials = credentials
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._breaker = CircuitBreaker()
+        self._connection: Connection | None = None
+        self._session_ids, self._remote_ids = itertools.count(1), itertools.count(1)
+        self._closed = False
+        self._wake, self._connected, self._ngram_ready = threading.Event(), threading.Event(), threading.Event()
+        self._trouble = "not connected yet"
+        self._ngram = NgramDrafter(self._config)
+        threading.Thread(target=self._warm_ngram, name="redraft-client-warmup", daemon=True).start()
+        self._keeper = threading.Thread(target=self._keep_connected, name="redraft-client", daemon=True)
+        self._keeper.start()
+        if require and not self.wait_until_ready(_REQUIRE_SECONDS):
+            self.close()
+            raise ConnectionError(f"no draft server to be used at {target}: {self._trouble}")
+
+    # The interface of a drafter.
+
+    @property
+    def config(self) -> DraftConfig:
+        """The config given, or what the server says of itself (defaults until it is connected)."""
+        return self._config
+
+    def open(self, prompt_ids, namespace: str = "default") -> ClientSession:
+        """Start a session. Does not wait: the server reads the prompt while the target model does."""
+        self._check_usable()
+        prompt = as_tokens(prompt_ids, self._config.vocab_size, what="prompt_ids")
+        session = ClientSession(self, next(self._session_ids), prompt, namespace)
+        with self._lock:
+            if self._obstacle() is None:
+                outgoing = _Outgoing(self._connection)
+                self._take_seat(outgoing, session, reopened=False)
+                outgoing.send()
+        return session
+
+    def step(self, requests) -> list[DraftTree]:
+        """Commit and draft for a batch, in one round trip.
+
+        requests: `(session, tokens[, candidates[, hidden[, proposal]]])` each, every session at most once. Returns
+        the trees in the same order. Raises before anything is committed if any request is wrong.
+        """
+        self._check_usable()
+        commits, proposals = [], []
+        for session, tokens, *rest in requests:
+            if session._client is not self:
+                raise ValueError(f"session {session.id} belongs to another client")
+            session.check_open()
+            candidates, hidden, proposal = (*rest, None, None, None)[:3]
+            commits.append((session, *self.checked_commit(tokens, candidates, hidden)))
+            proposals.append(self.checked_proposal(proposal))
+        sessions = [commit[0] for commit in commits]
+        if len({session.id for session in sessions}) != len(sessions):
+            raise ValueError("step: a session may come only once in a batch")
+        self.commit_all(commits, posting=False)
+        return self.draft_for(sessions, None, None, proposals)
+
+    def load_index(self, path) -> None:
+        """Let the server draft from one more index; `path` is one of its own machine."""
+        self._administer("LoadIndex", pb.LoadIndexRequest(path=os.fspath(path)))
+
+    def unload_index(self, path) -> None:
+        """Let the server draft from an index no longer."""
+        self._administer("UnloadIndex", pb.UnloadIndexRequest(path=os.fspath(path)))
+
+    @property
+    def index_paths(self) -> list[str]:
+        """Indexes that the server drafts from."""
+        return list(self._administer("ListIndexes", pb.ListIndexesRequest()).paths)
+
+    def forget(self, namespace: str) -> None:
+        """Let the server drop all that it learned in a namespace."""
+        self._administer("ForgetNamespace", pb.ForgetNamespaceRequest(namespace=namespace))
+
+    def close(self) -> None:
+        """End the stream, and with it all sessions; closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
+        self._wake.set()
+        if connection is not None:
+            connection.close()
+        if threading.current_thread() is not self._keeper:
+            self._keeper.join(_REQUIRE_SECONDS)
+
+    def __enter__(self) -> DraftClient:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+    # Beyond it.
+
+    @property
+    def connected(self) -> bool:
+        """Whether a server answers."""
+        return self._connected.is_set()
+
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Wait for the server to be connected (and the fallback to be compiled); False if it is not by then."""
+        deadline = time.monotonic() + seconds
+        return self._connected.wait(seconds) and self._ngram_ready.wait(max(0.0, deadline - time.monotonic()))
+
+    # What sessions call.
+
+    def checked_commit(self, tokens, candidates, hidden) -> tuple:
+        """The arguments of a commit, checked; raises TypeError or ValueError."""
+        vocab_size = self._config.vocab_size
+        return as_tokens(tokens, vocab_size), checked_candidates(candidates, vocab_size), checked_hidden(hidden)
+
+    def checked_proposal(self, proposal):
+        """A DraftTree, int32[n] or None; raises TypeError or ValueError."""
+        if proposal is None:
+            return None
+        if isinstance(proposal, DraftTree):
+            return proposal.check(vocab_size=self._config.vocab_size)
+        return as_tokens(proposal, self._config.vocab_size, what="proposal")
+
+    def commit_all(self, commits, posting: bool = True) -> None:
+        """Take in checked commits. `posting`: commits that wait for no draft are sent once there are many."""
+        with self._lock:
+            for session, tokens, candidates, hidden in commits:
+                session.append(tokens, candidates, hidden)
+                if posting and session.seat is not None and len(session.seat.unsent) >= _POST_COMMITS:
+                    self._post_unsent(session)
+
+    def truncate_session(self, session: ClientSession, length: int) -> None:
+        with self._lock:
+            session.cut(length)
+
+    def close_session(self, session: ClientSession) -> None:
+        """Tell the server, if it has the session; nobody waits for that."""
+        with self._lock:
+            seat, connection = session.seat, self._connection
+            if seat is not None and seat.connection is connection and connection.alive:
+                outgoing = _Outgoing(connection)
+                self._add_unsent(outgoing, session)
+                outgoing.add_close(seat.remote)
+                outgoing.send()
+            self._leave_seat(session)
+
+    def draft_for(self, sessions, max_nodes: int | None, min_prob: float | None, proposals) -> list[DraftTree]:
+        """One round: ask the server for a tree for each session, and draft for those that it does not answer."""
+        self._check_usable()
+        max_nodes, min_prob = self._limits(max_nodes, min_prob)
+        with self._lock:
+            connection, obstacle = self._connection, self._obstacle()
+            if obstacle is None:
+                sent, remotes, reasons, patient = self._ask(sessions, max_nodes, min_prob, proposals)
+            else:
+                sent, remotes, reasons = None, {}, dict.fromkeys((session.id for session in sessions), obstacle)
+        trees = {}
+        if sent is not None:
+            budget = max_nodes or connection.info.max_nodes
+            trees, failures = self._collect(connection, sent, remotes, budget, patient)
+            reasons.update(failures)
+        self.stats.trees += len(sessions)
+        self.stats.served += len(trees)
+        self.stats.fallbacks.update(reasons.values())
+        return [
+            trees[session.id] if session.id in trees else self._fall_back(session, max_nodes, min_prob, proposal)
+            for session, proposal in zip(sessions, proposals)
+        ]
+
+    # One round, with the lock held.
+
+    def _obstacle(self) -> str | None:
+        """Why the server cannot be asked now; None if it can."""
+        if self._connection is None or not self._connection.alive:
+            return "unconnected"
+        if self._connection.behind:
+            return "behind"
+        if not self._breaker.allows():
+            return "paused"
+        return None
+
+    def _ask(self, sessions, max_nodes, min_prob, proposals):
+        """Send one message; returns it, the session ids by remote id, reasons why not, and whether to be patient."""
+        outgoing = _Outgoing(self._connection)
+        remotes, reasons, patient = {}, {}, False
+        for session, proposal in zip(sessions, proposals):
+            reason = self._bring_up_to_date(outgoing, session)
+            if reason is not None:
+                reasons[session.id] = reason
+                continue
+            outgoing.add_draft(session.seat.remote, max_nodes, min_prob, proposal)
+            remotes[session.seat.remote] = session.id
+            patient |= not session.seat.ready
+        patient |= outgoing.bytes_sent > _BULK_BYTES
+        sent = outgoing.send()
+        return (sent if remotes else None), remotes, reasons, patient
+
+    def _bring_up_to_date(self, outgoing: _Outgoing, session: ClientSession) -> str | None:
+        """Tell the server all of a session that it does not know; returns why the session cannot draft now."""
+        seat = session.seat
+        if seat is None or seat.connection is not self._connection:
+            if session.too_large:
+                return "too_large"
+            if not session.retry.allows():
+                return "session"
+            self._take_seat(outgoing, session, reopened=True)
+            return "reopening"
+        if seat.reopened and not seat.ready:
+            return "reopening"
+        self._add_unsent(outgoing, session)
+        return None
+
+    def _take_seat(self, outgoing: _Outgoing, session: ClientSession, *, reopened: bool) -> None:
+        """Open a session on the stream, from its history."""
+        connection = self._connection
+        # On the stream where it was, the server has closed it and learned its output: now all of it is prompt.
+        learned = session.seat is None and session.was_seated
+        cut = session.length if learned else session.prompt_length
+        prompt, output = pack_int32(session.tokens[:cut]), pack_int32(session.tokens[cut:])
+        if not outgoing.fits(len(prompt) + len(output)):
+            session.too_large = True
+            _log.warning("session %d does not fit into a message: it drafts without the server", session.id)
+            return
+        session.seat = Seat(connection, next(self._remote_ids), reopened)
+        connection.seats[session.seat.remote] = session
+        outgoing.add_open(session.seat, prompt, session.namespace)
+        if output:
+            outgoing.add_commit(session.seat.remote, Commit(cut, output, None, b""))
+        self.stats.reopened += session.was_seated
+        session.was_seated = True
+
+    def _leave_seat(self, session: ClientSession) -> None:
+        if session.seat is not None:
+            session.seat.connection.seats.pop(session.seat.remote, None)
+            session.seat = None
+
+    def _add_unsent(self, outgoing: _Outgoing, session: ClientSession) -> None:
+        for change in session.seat.unsent:
+            if isinstance(change, int):
+                outgoing.add_truncate(session.seat.remote, change)
+                continue
+            if not outgoing.fits(change.size):
+                change.candidates = None
+                self.stats.candidates_dropped += 1
+            outgoing.add_commit(session.seat.remote, change)
+        session.seat.unsent.clear()
+
+    def _post_unsent(self, session: ClientSession) -> None:
+        """Send commits that nobody asks a draft for; give the seat up if they cannot be sent for long."""
+        if self._obstacle() is None and session.seat.connection is self._connection:
+            outgoing = _Outgoing(self._connection)
+            self._add_unsent(outgoing, session)
+            outgoing.send()
+        elif len(session.seat.unsent) > _MOST_UNSENT:
+            self._leave_seat(session)
+
+    # One round, without the lock.
+
+    def _collect(self, connection: Connection, sent: Sent, remotes: dict[int, int], budget: int, patient: bool):
+        """Wait for the reply; returns the sound trees by session id, and reasons for the sessions without one."""
+        try:
+            reply = connection.wait(sent, self._open_timeout if patient else self._timeout)
+        except queue.Empty:
+            if not connection.opening:  # behind another session's long prompt it is no wonder
+                self._breaker.failure()
+            return {}, dict.fromkeys(remotes.values(), "late")
+        if reply is None:
+            return {}, dict.fromkeys(remotes.values(), "lost")
+        found = read_trees(reply.trees, dict.fromkeys(remotes, budget), self._config.vocab_size)
+        refused = {error.session_id for error in reply.errors}
+        reasons = {
+            session_id: "session" if remote in refused else "invalid"
+            for remote, session_id in remotes.items()
+            if remote not in found
+        }
+        if "invalid" in reasons.values():
+            _log.warning("the draft server at %s sent a tree that is broken, or none", self.target)
+            self._breaker.failure()
+        elif found:
+            self._breaker.success()
+        for remote in found:
+            session = connection.seats.get(remote)
+            if session is not None:
+                session.retry.success()
+        return {remotes[remote]: tree for remote, tree in found.items()}, reasons
+
+    def _fall_back(self, session: ClientSession, max_nodes, min_prob, proposal) -> DraftTree:
+        """Draft without the server. Until the kernel is compiled there is only the caller's own proposal."""
+        history = session.tokens if self._ngram_ready.is_set() else session.tokens[:0]
+        return self._ngram.open(history).draft(max_nodes or self._config.max_nodes, min_prob, proposal)
+
+    def _limits(self, max_nodes: int | None, min_prob: float | None) -> tuple[int | None, float | None]:
+        """What to ask for where the caller says nothing; raises ValueError for what makes no sense."""
+        given = self._given_config
+        if max_nodes is None:
+            max_nodes = None if given is None else given.max_nodes
+        elif not 1 <= max_nodes <= 512:
+            raise ValueError(f"max_nodes: wanted 1..512, got {max_nodes}")
+        if min_prob is None:
+            min_prob = None if given is None else given.min_prob
+        elif not 0 <= min_prob < 1:
+            raise ValueError(f"min_prob: wanted 0 <= min_prob < 1, got {min_prob}")
+        return max_nodes, min_prob
+
+    # Replies and connections, in threads of their own.
+
+    def _on_reply(self, connection: Connection, sent: Sent, reply) -> None:
+        """Called for every reply, late ones included, with the lock held."""
+        self.stats.late_replies += sent.late
+        if reply.errors:
+            outgoing = _Outgoing(connection)
+            for error in reply.errors:
+                session = connection.seats.get(error.session_id)
+                if session is not None:
+                    _log.warning("the draft server refused a session: %s", error.message)
+                    session.retry.failure()
+                    self._leave_seat(session)
+                    outgoing.add_close(error.session_id)
+            outgoing.send()
+        for seat in sent.opened:
+            seat.ready = True
+
+    def _on_end(self, connection: Connection, reason: str) -> None:
+        with self._lock:
+            if self._connection is not connection:
+                return
+            self._connection = None
+            self._connected.clear()
+            self._breaker.failure()
+            self._trouble = reason
+        _log.warning("lost the draft server at %s (%s): going on without it", self.target, reason)
+        self._wake.set()
+
+    def _keep_connected(self) -> None:
+        while not self._closed:
+            self._wake.clear()
+            connection = self._connection
+            if connection is None:
+                if self._breaker.allows():
+                    self._connect()
+                else:
+                    self._wake.wait(self._breaker.remaining())
+                continue
+            if connection.overdue() > _HUNG_SECONDS:
+                connection.abort()
+            self._wake.wait(_HUNG_SECONDS / 4)
+
+    def _connect(self) -> None:
+        try:
+            connection = Connection(self.target, self._credentials, self._lock, self._on_reply, self._on_end)
+        except grpc.RpcError as error:
+            self._trouble = f"{error.code().name}: {error.details()}"
+            self._breaker.failure()
+            return
+        mismatch = self._mismatch(connection.info)
+        with self._lock:
+            if mismatch is None and not self._closed and connection.alive:
+                self._adopt(connection)
+                return
+        if mismatch is not None and mismatch != self._trouble:
+            _log.warning("the draft server at %s is not used: %s", self.target, mismatch)
+            self._trouble = mismatch
+        self._breaker.failure()
+        connection.close()
+
+    def _adopt(self, connection: Connection) -> None:
+        """Use a new connection; sessions find out at their next draft. The lock is held."""
+        if self._given_config is None:
+            info = connection.info
+            self._config = replace(self._config, vocab_size=info.vocab_size or None, max_nodes=info.max_nodes)
+        self._connection = connection
+        self.stats.connections += 1
+        self._breaker.try_now()
+        self._connected.set()
+
+    def _mismatch(self, info) -> str | None:
+        """Why this server is not ours to use; None if it is."""
+        ours = self._given_config
+        if ours is None:
+            return None
+        if ours.vocab_size and info.vocab_size and ours.vocab_size != info.vocab_size:
+            return f"its vocabulary has {info.vocab_size} ids, ours {ours.vocab_size}"
+        if ours.tokenizer_fingerprint and info.tokenizer_fingerprint not in ("", ours.tokenizer_fingerprint):
+            return f"its tokenizer is {info.tokenizer_fingerprint}, ours {ours.tokenizer_fingerprint}"
+        return None
+
+    def _warm_ngram(self) -> None:
+        self._ngram.open(np.array([1, 2, 1], np.int32)).draft()
+        self._ngram_ready.set()
+
+    def _administer(self, method: str, request):
+        connection = self._connection
+        if connection is None:
+            raise ConnectionError(f"no draft server at {self.target}: {self._trouble}")
+        try:
+            return getattr(connection.admin, method)(request, timeout=_ADMIN_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                raise ValueError(error.details()) from None
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                raise IndexFormatError(error.details()) from None
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise RedraftError(f"{self.target}: indexes are managed over a Unix socket only") from None
+            raise ConnectionError(f"{self.target}: {error.code().name}: {error.details()}") from None
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise RedraftError("the client is closed")
+        if os.getpid() != self._pid:
+            raise RedraftError("this client was made before a fork: make one in the process that uses it")
+
+
+class _Outgoing:
+    """A message being put together; what does not fit in goes ahead in messages of its own. The lock is held."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.bytes_sent = 0
+        self._connection = connection
+        self._limit = connection.info.max_message_bytes or 4 << 20
+        self._start()
+
+    def _start(self) -> None:
+        self._request, self._opened, self._size = pb.DecodeRequest(), [], 0
+
+    def fits(self, size: int) -> bool:
+        """Whether a step of so many bytes fits into a message at all."""
+        return size + 2 * _STEP_BYTES + 16 <= self._limit
+
+    def add_open(self, seat: Seat, prompt: bytes, namespace: str) -> None:
+        self._make_room(len(prompt) + len(namespace))
+        add_open(self._request, seat.remote, prompt, namespace)
+        self._opened.append(seat)
+
+    def add_commit(self, remote: int, commit: Commit) -> None:
+        self._make_room(commit.size)
+        add_commit(self._request, remote, commit.start, commit.tokens, commit.candidates, commit.hidden)
+
+    def add_truncate(self, remote: int, length: int) -> None:
+        self._make_room(0)
+        self._request.steps.add(session_id=remote).truncate.length = length
+
+    def add_draft(self, remote: int, max_nodes, min_prob, proposal) -> None:
+        self._make_room(0 if proposal is None else 12 * len(proposal))
+        add_draft(self._request, remote, max_nodes, min_prob, proposal)
+
+    def add_close(self, remote: int) -> None:
+        self._make_room(0)
+        self._request.steps.add(session_id=remote).close.SetInParent()
+
+    def send(self) -> Sent | None:
+        """Send what is left; None if there is nothing."""
+        if not self._request.steps:
+            return None
+        self.bytes_sent += self._size
+        sent = self._connection.send(self._request, self._opened)
+        self._start()
+        return sent
+
+    def _make_room(self, size: int) -> None:
+        if self._size + size + _STEP_BYTES > self._limit:
+            self.send()
+        self._size += size + _STEP_BYTES

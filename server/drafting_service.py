@@ -1,0 +1,187 @@
+"""The two gRPC services around a drafter: what arrives is read, worked on, and answered.
+
+Work is done on the event loop itself: a step takes tens of microseconds, a hop to a worker thread and back costs more
+than that. Only messages that make the drafter read many tokens (a long prompt, a long output that joins the memory)
+and index loading go to worker threads, where the kernels run without the GIL and other streams' steps go on; one such
+message does not overtake another of its own stream, as a stream's messages are answered one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from redraft import __version__
+from redraft.retrieval.errors import RedraftError
+from redraft.server.session_steps import Activity, answer, close_quietly, read_steps, tokens_to_learn
+from redraft.server.session_table import HeldSession, SessionTable, StreamSessions
+from redraft.v1 import drafting_pb2 as pb
+from redraft.v1 import drafting_pb2_grpc as rpc
+
+__all__ = ["AdminService", "DraftingService"]
+
+_log = logging.getLogger("redraft.server")
+
+# Messages that make the drafter read more tokens than this go to a worker thread. The hop costs about 100 us, as much
+# as a session's automaton needs for some hundreds of tokens; below that, waiting for the loop is cheaper for everybody.
+INLINE_TOKENS = 1024
+
+
+class DraftingService(rpc.DraftingServiceServicer):
+    """Answers streams and calls; `drafter` is None until it is warm."""
+
+    def __init__(self, table: SessionTable, max_message_bytes: int) -> None:
+        self.drafter = None
+        self.table = table
+        self.activity = Activity()
+        self.max_message_bytes = max_message_bytes
+        self.workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="redraft-worker")
+        self._streams: dict[asyncio.Task, StreamSessions] = {}
+        self._closing: set[asyncio.Task] = set()
+        self._draining = False
+
+    async def Decode(self, request_iterator, context):
+        await self._admit(context)
+        stream, task = self.table.new_stream(), asyncio.current_task()
+        self._streams[task] = stream
+        try:
+            while not self._draining:
+                request = await context.read()
+                if request is grpc.aio.EOF:
+                    break
+                reply = pb.DecodeResponse(step=request.step)
+                await self._answer(stream, request, reply)
+                await context.write(reply)
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise  # the client went away
+        finally:
+            del self._streams[task]
+            self.close_later(self.table.end_stream(stream))
+
+    async def Step(self, request, context):
+        await self._admit(context)
+        stream = self.table.new_stream()
+        try:
+            reply = pb.StepResponse()
+            await self._answer(stream, request, reply)
+            return reply
+        finally:
+            self.close_later(self.table.end_stream(stream))
+
+    async def GetInfo(self, request, context):
+        await self._admit(context)
+        config = self.drafter.config
+        return pb.GetInfoResponse(
+            version=__version__,
+            vocab_size=config.vocab_size or 0,
+            max_nodes=config.max_nodes,
+            tokenizer_fingerprint=config.tokenizer_fingerprint or "",
+            index_paths=[str(path) for path in self.drafter.index_paths],
+            max_message_bytes=self.max_message_bytes,
+            max_sessions=self.table.max_sessions,
+            open_sessions=len(self.table),
+            idle_seconds=self.table.idle_seconds,
+        )
+
+    async def expire_idle_sessions(self) -> None:
+        """Runs for as long as the server does."""
+        while True:
+            await asyncio.sleep(min(max(self.table.idle_seconds / 4, 0.05), 30.0))
+            expired = self.table.expire()
+            self.activity.expired += len(expired)
+            self.close_later(expired)
+
+    def close_later(self, sessions: list[HeldSession]) -> None:
+        """Close sessions that left the table, in a worker thread: their outputs join the memory there."""
+        if sessions:
+            task = asyncio.ensure_future(self.run_in_worker(_close_all, sessions))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def run_in_worker(self, function, *args):
+        return await asyncio.get_running_loop().run_in_executor(self.workers, function, *args)
+
+    async def drain(self, seconds: float) -> None:
+        """End all streams after the step that each is at, and wait at most `seconds` for that."""
+        self._draining = True
+        streams = dict(self._streams)
+        for task, stream in streams.items():
+            if not stream.busy:
+                task.cancel()  # it waits for its client's next message
+        waiting = [*streams, *self._closing]
+        if waiting:
+            await asyncio.wait(waiting, timeout=seconds)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=seconds)
+
+    async def _answer(self, stream: StreamSessions, request, reply) -> None:
+        started = time.perf_counter()
+        steps = read_steps(request)
+        stream.busy = True
+        try:
+            if tokens_to_learn(stream, steps) > INLINE_TOKENS:
+                await self._answer_in_worker(stream, steps, reply)
+            else:
+                answer(self.drafter, stream, steps, reply, self.activity)
+        finally:
+            stream.busy = False
+        self.activity.answered(time.perf_counter() - started)
+
+    async def _answer_in_worker(self, stream: StreamSessions, steps, reply) -> None:
+        """Wait for the worker even when the client goes away meanwhile: its sessions are being worked on."""
+        work = asyncio.ensure_future(
+            self.run_in_worker(answer, self.drafter, stream, steps, reply, self.activity),
+        )
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait({work})
+            raise
+
+    async def _admit(self, context) -> None:
+        if self.drafter is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is still opening indexes and compiling")
+        if self._draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+
+
+def _close_all(sessions: list[HeldSession]) -> None:
+    for held in sessions:
+        close_quietly(held)
+
+
+class AdminService(rpc.AdminServiceServicer):
+    """Changes what the drafter knows. Index files are opened in a worker thread: streams go on meanwhile."""
+
+    def __init__(self, drafting: DraftingService) -> None:
+        self._drafting = drafting
+
+    async def LoadIndex(self, request, context):
+        await self._do(context, "load_index", request.path)
+        return pb.LoadIndexResponse()
+
+    async def UnloadIndex(self, request, context):
+        await self._do(context, "unload_index", request.path)
+        return pb.UnloadIndexResponse()
+
+    async def ListIndexes(self, request, context):
+        await self._drafting._admit(context)
+        return pb.ListIndexesResponse(paths=[str(path) for path in self._drafting.drafter.index_paths])
+
+    async def ForgetNamespace(self, request, context):
+        await self._do(context, "forget", request.namespace or "default")
+        return pb.ForgetNamespaceResponse()
+
+    async def _do(self, context, method: str, argument: str) -> None:
+        await self._drafting._admit(context)
+        try:
+            await self._drafting.run_in_worker(getattr(self._drafting.drafter, method), argument)
+        except (OSError, RedraftError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

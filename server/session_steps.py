@@ -1,0 +1,214 @@
+"""What one message asks for: its steps are done in order, and the trees and errors go into the reply.
+
+The whole of the server's dealings with the drafter is here: open, commit, truncate, draft, close. An error belongs to
+one session: it is reported, the rest of that session's steps in the message are skipped, and every other session goes
+on as if nothing had happened. A session whose drafter raised something unforeseen is dropped, as its state is unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from redraft.retrieval.candidates import Candidates
+from redraft.retrieval.draft_tree import DraftTree, Source
+from redraft.retrieval.errors import SessionClosedError
+from redraft.server.session_table import HeldSession, StreamSessions
+from redraft.v1 import drafting_pb2 as pb
+from redraft.v1.wire import pack_float32, pack_int32, unpack_float32, unpack_int32
+
+__all__ = ["Activity", "StepError", "answer", "read_steps", "tokens_to_learn"]
+
+_log = logging.getLogger("redraft.server")
+
+
+class StepError(Exception):
+    """A step that cannot be done; `code` is a SessionErrorCode."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass
+class Activity:
+    """What the server has done since it started; metrics are read from here."""
+
+    SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)  # upper bounds of the buckets
+
+    messages: int = 0
+    trees: int = 0
+    nodes: int = 0
+    committed_tokens: int = 0
+    opened: int = 0
+    expired: int = 0
+    errors: Counter = field(default_factory=Counter)  # by SessionErrorCode
+    seconds: float = 0.0
+    by_seconds: list[int] = field(default_factory=lambda: [0] * (len(Activity.SECONDS) + 1))
+
+    def answered(self, seconds: float) -> None:
+        self.messages += 1
+        self.seconds += seconds
+        self.by_seconds[bisect_left(self.SECONDS, seconds)] += 1
+
+
+def read_steps(message) -> list[tuple[int, str, object]]:
+    """(session id, name of the action, its fields) of every step of a DecodeRequest or StepRequest."""
+    steps = []
+    for step in message.steps:
+        action = step.WhichOneof("action")
+        steps.append((step.session_id, action, getattr(step, action) if action else None))
+    return steps
+
+
+def tokens_to_learn(stream: StreamSessions, steps) -> int:
+    """How many tokens the steps make the drafter read, the outputs of sessions that they close included."""
+    tokens = 0
+    for session_id, action, fields in steps:
+        if action == "commit":
+            tokens += len(fields.tokens) // 4
+        elif action == "open":
+            tokens += len(fields.prompt) // 4
+        elif action == "close" and session_id in stream.sessions:
+            tokens += stream.sessions[session_id].output_length
+    return tokens
+
+
+def answer(drafter, stream: StreamSessions, steps, reply, activity: Activity) -> None:
+    """Do `steps` (from `read_steps`) for the sessions of `stream`; add to `reply.trees` and `reply.errors`."""
+    failed: set[int] = set()
+    for session_id, action, fields in steps:
+        if session_id in failed:
+            continue
+        try:
+            if action not in _ACTIONS:
+                raise StepError(pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, "the step has no action that this server knows")
+            _ACTIONS[action](drafter, stream, session_id, fields, reply, activity)
+            continue
+        except StepError as error:
+            code, text = error.code, str(error)
+        except (TypeError, ValueError) as error:
+            code, text = pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other sessions go on
+            _log.exception("session %d: %s failed, the session is dropped", session_id, action)
+            code, text = pb.SESSION_ERROR_CODE_INTERNAL, f"{action} failed: {type(error).__name__}: {error}"
+            close_quietly(stream.remove(session_id))
+        failed.add(session_id)
+        activity.errors[code] += 1
+        reply.errors.add(session_id=session_id, code=code, message=f"session {session_id}: {text}")
+
+
+def close_quietly(held: HeldSession | None) -> None:
+    """Close a session that was taken out of its stream; a failure is logged, as nobody is there to be told."""
+    if held is None:
+        return
+    try:
+        held.session.close()
+    except Exception:  # noqa: BLE001 - nobody is there to be told
+        _log.exception("a session could not be closed")
+
+
+def _open(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+    if session_id in stream.sessions:
+        raise StepError(pb.SESSION_ERROR_CODE_ALREADY_OPEN, "the id is open already on this stream; close it first")
+    prompt = unpack_int32(fields.prompt, "prompt")
+    namespace = fields.namespace or "default"
+    if not stream.add(session_id, lambda: drafter.open(prompt, namespace=namespace)):
+        raise StepError(
+            pb.SESSION_ERROR_CODE_TOO_MANY_SESSIONS,
+            f"the server already holds its limit of {stream.table.max_sessions} sessions",
+        )
+    activity.opened += 1
+
+
+def _commit(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+    session = _session(stream, session_id)
+    tokens = unpack_int32(fields.tokens, "tokens")
+    if fields.start != session.length:
+        kind = "leaves a gap" if fields.start > session.length else "repeats what is there"
+        raise StepError(
+            pb.SESSION_ERROR_CODE_POSITION_MISMATCH,
+            f"the commit starts at {fields.start} and {kind}, the session has {session.length} tokens",
+        )
+    candidates = _candidates(fields.candidates, drafter.config.vocab_size) if fields.HasField("candidates") else None
+    hidden = unpack_float32(fields.hidden, "hidden") if fields.hidden else None
+    session.commit(tokens, candidates, hidden)
+    activity.committed_tokens += len(tokens)
+
+
+def _truncate(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+    _session(stream, session_id).truncate(fields.length)
+
+
+def _draft(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+    session = _session(stream, session_id)
+    max_nodes = min(fields.max_nodes, drafter.config.max_nodes) if fields.HasField("max_nodes") else None
+    min_prob = fields.min_prob if fields.HasField("min_prob") else None
+    proposal = _proposal(fields.proposal, drafter.config.vocab_size) if fields.HasField("proposal") else None
+    tree = session.draft(max_nodes, min_prob, proposal)
+    reply.trees.add(
+        session_id=session_id,
+        tokens=pack_int32(tree.tokens),
+        parents=pack_int32(tree.parents),
+        probs=pack_float32(tree.probs),
+        sources=tree.sources.tobytes(),
+    )
+    activity.trees += 1
+    activity.nodes += len(tree)
+
+
+def _close(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+    held = stream.remove(session_id)
+    if held is not None:
+        held.session.close()
+
+
+_ACTIONS = {"open": _open, "commit": _commit, "truncate": _truncate, "draft": _draft, "close": _close}
+
+
+def _session(stream: StreamSessions, session_id: int):
+    """The drafter's session behind an id; being asked for, it is not idle. Raises StepError if there is none."""
+    held = stream.sessions.get(session_id)
+    if held is None:
+        raise StepError(
+            pb.SESSION_ERROR_CODE_UNKNOWN_SESSION,
+            "not open on this stream: never opened, closed,"
+            f" or idle for more than {stream.table.idle_seconds:g} seconds",
+        )
+    if held.session.closed:
+        stream.remove(session_id)
+        raise StepError(pb.SESSION_ERROR_CODE_UNKNOWN_SESSION, str(SessionClosedError("closed by the server")))
+    held.last_used = stream.table.clock()
+    return held.session
+
+
+def _candidates(fields, vocab_size: int | None) -> Candidates:
+    tokens = unpack_int32(fields.tokens, "candidates.tokens")
+    ids = unpack_int32(fields.ids, "candidates.ids")
+    rows = len(tokens)
+    if len(ids) % rows if rows else len(ids):
+        raise ValueError(f"candidates.ids: wanted a multiple of {rows} (one row per position), got {len(ids)} ids")
+    shape = (rows, len(ids) // rows if rows else 0)
+    probs = unpack_float32(fields.probs, "candidates.probs")
+    if len(probs) != len(ids):
+        raise ValueError(f"candidates.probs: wanted {len(ids)} values like ids, got {len(probs)}")
+    previous = unpack_int32(fields.previous, "candidates.previous")
+    return Candidates.checked(tokens, previous, ids.reshape(shape), probs.reshape(shape), vocab_size)
+
+
+def _proposal(fields, vocab_size: int | None):
+    """A DraftTree, or int32[n] where the proposal is a chain."""
+    tokens = unpack_int32(fields.tokens, "proposal.tokens")
+    if not fields.parents:
+        return tokens
+    tree = DraftTree(
+        tokens,
+        unpack_int32(fields.parents, "proposal.parents"),
+        unpack_float32(fields.probs, "proposal.probs"),
+        np.full(len(tokens), Source.CALLER, np.uint8),
+    )
+    return tree.check(vocab_size=vocab_size)

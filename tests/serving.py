@@ -1,0 +1,171 @@
+"""Draft servers for tests: in a thread of this process, or in a process of their own that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import grpc
+
+from redraft.server.draft_server import DraftServer, ServerSettings
+from redraft.server.listen_address import ListenAddress
+from redraft.v1 import drafting_pb2 as pb
+from redraft.v1 import drafting_pb2_grpc as rpc
+
+TESTS = Path(__file__).parent
+
+
+@contextlib.contextmanager
+def running(drafter, listen: str, *, wait: bool = True, **settings):
+    """A server around `drafter` in a thread; yields the DraftServer. An error of the server is raised at the end."""
+    ready, box = threading.Event(), {}
+
+    async def main() -> None:
+        server = DraftServer(lambda: drafter, ServerSettings(listen=ListenAddress.parse(listen), **settings))
+        box.update(server=server, loop=asyncio.get_running_loop())
+        if not wait:
+            ready.set()
+        await server.run(lambda server: ready.set())
+
+    def work() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:  # noqa: BLE001 - raised in the test's own thread below
+            box["error"] = error
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=work, name="server under test")
+    thread.start()
+    ready.wait(60)
+    try:
+        if "error" in box:
+            raise box["error"]
+        yield box["server"]
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended by itself
+            box["loop"].call_soon_threadsafe(box["server"].stop)
+        thread.join(30)
+        assert not thread.is_alive()
+    if "error" in box:
+        raise box["error"]
+
+
+class ServerProcess:
+    """`redraft serve` in a process of its own, or, with `script`, a scripted server (an expression as in the tests)."""
+
+    def __init__(self, listen: str, *arguments: str, script: str | None = None, wait: bool = True) -> None:
+        self.listen = listen
+        command = [sys.executable, "-m", "redraft", "serve", "--listen", listen, *arguments]
+        if script is not None:
+            command = [sys.executable, str(TESTS / "serving.py"), listen, script]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if wait:
+            assert self._ready.wait(90) and "is ready" in self.output, self.output
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if "is ready" in line:
+                self._ready.set()
+        self._ready.set()
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(60)
+        self._reader.join(5)
+        return code
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+
+class RawStream:
+    """A `Decode` stream without the client's kindness: messages are sent as they are."""
+
+    def __init__(self, listen: str) -> None:
+        import queue
+
+        self.channel = grpc.insecure_channel(listen, [("grpc.use_local_subchannel_pool", 1)])
+        self.stub = rpc.DraftingServiceStub(self.channel)
+        self.admin = rpc.AdminServiceStub(self.channel)
+        self._outgoing: queue.SimpleQueue = queue.SimpleQueue()
+        self.call = self.stub.Decode(iter(self._outgoing.get, None))
+        self._step = 0
+
+    def ask(self, *steps: pb.SessionStep) -> pb.DecodeResponse:
+        self._step += 1
+        self._outgoing.put(pb.DecodeRequest(step=self._step, steps=steps))
+        reply = next(self.call)
+        assert reply.step == self._step
+        return reply
+
+    def end(self) -> None:
+        """End the stream in order."""
+        self._outgoing.put(None)
+        assert list(self.call) == []
+
+    def close(self) -> None:
+        self._outgoing.put(None)
+        self.call.cancel()
+        self.channel.close()
+
+    def __enter__(self) -> RawStream:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+
+def until(condition, seconds: float = 10.0) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def main() -> None:
+    """`serving.py LISTEN SCRIPT`: a scripted server."""
+    import scripted_drafter
+    from redraft.server.draft_server import serve
+
+    listen, script = sys.argv[1:]
+    drafter = scripted_drafter.ScriptedDrafter(eval(script, vars(scripted_drafter)))  # noqa: S307 - our own tests' text
+    settings = ServerSettings(listen=ListenAddress.parse(listen))
+    serve(lambda: drafter, settings, lambda server: print("the scripted server is ready", flush=True))
+
+
+if __name__ == "__main__":
+    main()
