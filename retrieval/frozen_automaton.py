@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from redraft.retrieval import suffix_automaton as online
 from redraft.retrieval.kernel import kernel
-from redraft.retrieval.suffix_automaton import FIRST_EDGE, NEXT_EDGE, SuffixAutomaton
-from redraft.retrieval.suffix_automaton import TARGET as ONLINE_TARGET
-from redraft.retrieval.suffix_automaton import TOKEN as ONLINE_TOKEN
+from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 __all__ = [
     "COUNT", "EDGE_COLUMNS", "EDGE_COUNT", "EDGE_START", "EDGE_TARGET", "EDGE_TOKEN", "FIRST_END", "HEAD", "LENGTH",
@@ -157,32 +156,40 @@ def _sort_by_token(edges, begin, end):
 
 
 @kernel
-def _freeze(online_states, online_edges, counts, states, edges):
+def _write_edge(edges, row, token, target, counts):
+    edges[row, EDGE_TOKEN] = token
+    edges[row, EDGE_TARGET] = target
+    edges[row, EDGE_COUNT] = counts[target]
+
+
+@kernel
+def _freeze(arrays, counts, states, edges):
     """Fill the frozen `states` and `edges` from the online tables."""
-    n_edges = np.int64(0)
+    end = np.int64(0)
     n_states = counts.shape[0]
     for state in range(n_states):
-        states[state, LENGTH] = online_states[state, 0]
-        states[state, LINK] = online_states[state, 1]
+        states[state, LENGTH] = arrays.states[state, online.LENGTH]
+        states[state, LINK] = arrays.states[state, online.LINK]
         states[state, COUNT] = counts[state]
-        states[state, FIRST_END] = online_states[state, 2]
-        states[state, EDGE_START] = n_edges
-        begin = n_edges
-        edge = online_states[state, FIRST_EDGE]
-        while edge >= 0:
-            edges[n_edges, EDGE_TOKEN] = online_edges[edge, ONLINE_TOKEN]
-            edges[n_edges, EDGE_TARGET] = online_edges[edge, ONLINE_TARGET]
-            edges[n_edges, EDGE_COUNT] = counts[online_edges[edge, ONLINE_TARGET]]
-            n_edges += 1
-            edge = online_edges[edge, NEXT_EDGE]
-        _sort_head(edges, begin, n_edges)
-        if n_edges - begin > HEAD + 1:
-            _sort_by_token(edges, begin + HEAD, n_edges)
+        states[state, FIRST_END] = arrays.states[state, online.FIRST_END]
+        states[state, EDGE_START] = end
+        if arrays.states[state, online.TOKEN] < 0:
+            continue
+        begin = end
+        _write_edge(edges, end, arrays.states[state, online.TOKEN], arrays.states[state, online.TARGET], counts)
+        end += 1
+        row = arrays.states[state, online.MORE]
+        while row >= 0:
+            _write_edge(edges, end, arrays.edges[row, online.EDGE_TOKEN], arrays.edges[row, online.EDGE_TARGET], counts)
+            end += 1
+            row = arrays.edges[row, online.EDGE_NEXT]
+        _sort_head(edges, begin, end)
+        _sort_by_token(edges, begin + HEAD, end)
     states[n_states, LENGTH] = 0
     states[n_states, LINK] = -1
     states[n_states, COUNT] = 0
     states[n_states, FIRST_END] = -1
-    states[n_states, EDGE_START] = n_edges
+    states[n_states, EDGE_START] = end
 
 
 def freeze(automaton: SuffixAutomaton, out: FrozenAutomaton | None = None) -> FrozenAutomaton:
@@ -191,7 +198,7 @@ def freeze(automaton: SuffixAutomaton, out: FrozenAutomaton | None = None) -> Fr
     if out is None:
         states = np.empty((automaton.n_states + 1, STATE_COLUMNS), np.int32)
         out = FrozenAutomaton(states, np.empty((automaton.n_edges, EDGE_COLUMNS), np.int32))
-    _freeze(automaton.arrays.states, automaton.arrays.edges, counts, np.asarray(out.states), np.asarray(out.edges))
+    _freeze(automaton.arrays, counts, np.asarray(out.states), np.asarray(out.edges))
     return as_frozen(out.states, out.edges)
 
 

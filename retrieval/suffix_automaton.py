@@ -11,11 +11,11 @@ that takes many documents (M. Mohri, P. Moreno, E. Weinstein, "General suffix au
 space bounds", 2009): a document starts at the root, and a step into a state that exists already either stops there or
 splits it. No substring reaches over the end of a document.
 
-Cost: with n tokens at most 2n states and 3n edges (about 1.4n and 2n on text and code), amortised O(1) per token for
-any input. An edge is one row of a hash table keyed by (state, token), so a step costs about one cache miss; the edges
-of a state form a linked list through the table, which is what a split copies. Counts are not kept up while appending
-(on a constant text that would walk n links for every token); one pass over the states in order of length gives
-all of them when they are asked for, and they are kept until the next append.
+Cost: with n tokens at most 2n states and 3n edges (about 1.4n and 2.1n on text and code), amortised O(1) per token for
+any input. Most states have one edge, which is kept in the state's own row; the others are rows of a hash table keyed by
+(state, token), linked into a list per state, which is what a split copies. Counts are not kept up while appending (on
+a constant text that would walk n links for every token); one pass over the states in order of length gives all of
+them when they are asked for, and they are kept until the next append.
 
 The frozen form (`frozen_automaton`) is smaller and is read in place from disk. A suffix array takes a sixth of its
 space and looks up in O(log n). The n-gram matcher needs no memory at all but finds only one place.
@@ -33,11 +33,11 @@ from redraft.retrieval.tokens import as_tokens
 __all__ = ["AutomatonArrays", "SuffixAutomaton"]
 
 # Columns of AutomatonArrays.states and .edges.
-LENGTH, LINK, FIRST_END, FIRST_EDGE = 0, 1, 2, 3
-STATE, TOKEN, TARGET, NEXT_EDGE = 0, 1, 2, 3
+LENGTH, LINK, FIRST_END, TOKEN, TARGET, MORE = 0, 1, 2, 3, 4, 5
+EDGE_STATE, EDGE_TOKEN, EDGE_TARGET, EDGE_NEXT = 0, 1, 2, 3
 
-# Entries of the int64 array in which the kernel leaves its counters between calls.
-N_STATES, N_EDGES, LAST, N_TOKENS, WANTED_EDGES = 0, 1, 2, 3, 4
+# Entries of the int64 array in which the kernel keeps its counters.
+N_STATES, N_EDGES, N_HASHED, LAST, N_TOKENS, WANTED_HASHED = 0, 1, 2, 3, 4, 5
 
 _MAX_TOKENS = 2**31 // 3  # edges are numbered in int32 and there may be three per token
 
@@ -48,12 +48,16 @@ class AutomatonArrays(NamedTuple):
     Invariants:
         1. State 0 is the root: length 0, link -1, first end -1.
         2. The link of any other state is strictly shorter than the state.
-        3. An edge leads to a state at least one longer than the state it leaves.
-        4. `edges` is never more than two thirds full, so that every probe ends.
+        3. An edge leads to a state at least one longer than the state it leaves, never to the root.
+        4. A state's first edge is in its row, the others are in `edges`.
+        5. `edges` is never more than two thirds full, so that every probe ends.
     """
 
-    states: np.ndarray  # int32[capacity, 4]: length, suffix link, end of the first occurrence, first edge (-1: none)
-    edges: np.ndarray  # int32[slots, 4]: state + 1 (0: free slot), token, target, next edge of the state (-1: none)
+    # int32[capacity, 6]: length, suffix link, end of the first occurrence, token (-1: no edges) and target of the
+    # first edge, row of the next edge (-1: none)
+    states: np.ndarray
+    # int32[slots, 4]: state + 1 (0: free slot), token, target, row of the next edge of the state (-1: none)
+    edges: np.ndarray
 
 
 @kernel
@@ -65,64 +69,98 @@ def _slot(state, token, n_slots):
 
 
 @kernel
-def find_edge(edges, state, token):
-    """Row of the edge that leaves `state` with `token`, -1 if there is none."""
+def _edge_row(edges, state, token):
+    """Row of `edges` for (state, token), or the free row where it belongs."""
     n_slots = edges.shape[0]
     slot = _slot(state, token, n_slots)
-    while edges[slot, STATE] != 0:
-        if edges[slot, STATE] == state + 1 and edges[slot, TOKEN] == token:
-            return slot
+    while edges[slot, EDGE_STATE] != 0 and (edges[slot, EDGE_STATE] != state + 1 or edges[slot, EDGE_TOKEN] != token):
         slot += 1
         if slot == n_slots:
             slot = 0
-    return -1
+    return slot
 
 
 @kernel
-def _add_edge(arrays, state, token, target):
-    """Insert an edge that is not there yet, at the head of its state's list."""
-    edges = arrays.edges
-    n_slots = edges.shape[0]
-    slot = _slot(state, token, n_slots)
-    while edges[slot, STATE] != 0:
-        slot += 1
-        if slot == n_slots:
-            slot = 0
-    edges[slot, STATE] = state + 1
-    edges[slot, TOKEN] = token
-    edges[slot, TARGET] = target
-    edges[slot, NEXT_EDGE] = arrays.states[state, FIRST_EDGE]
-    arrays.states[state, FIRST_EDGE] = slot
+def target_of(arrays, state, token):
+    """The state that `token` leads to from `state`, -1 if it never followed there."""
+    states, edges = arrays.states, arrays.edges
+    if states[state, TOKEN] == token:
+        return np.int64(states[state, TARGET])
+    if states[state, MORE] < 0:
+        return np.int64(-1)
+    row = _edge_row(edges, state, token)
+    return np.int64(edges[row, EDGE_TARGET]) if edges[row, EDGE_STATE] != 0 else np.int64(-1)
+
+
+@kernel
+def _insert(arrays, state, token, target):
+    """Put an edge into the table, at the head of its state's list."""
+    states, edges = arrays.states, arrays.edges
+    row = _edge_row(edges, state, token)
+    edges[row, EDGE_STATE] = state + 1
+    edges[row, EDGE_TOKEN] = token
+    edges[row, EDGE_TARGET] = target
+    edges[row, EDGE_NEXT] = states[state, MORE]
+    states[state, MORE] = row
+
+
+@kernel
+def _add_edge(arrays, counters, state, token, target):
+    """Add an edge that is not there yet."""
+    states = arrays.states
+    counters[N_EDGES] += 1
+    if states[state, TOKEN] < 0:
+        states[state, TOKEN] = token
+        states[state, TARGET] = target
+    else:
+        counters[N_HASHED] += 1
+        _insert(arrays, state, token, target)
 
 
 @kernel
 def _move_edges(old, arrays):
     """Insert the edges of the table `old` into the larger, empty table of `arrays`."""
-    arrays.states[:, FIRST_EDGE] = -1
-    for slot in range(old.shape[0]):
-        if old[slot, STATE] != 0:
-            _add_edge(arrays, old[slot, STATE] - 1, old[slot, TOKEN], old[slot, TARGET])
+    for row in range(old.shape[0]):
+        if old[row, EDGE_STATE] != 0:
+            arrays.states[old[row, EDGE_STATE] - 1, MORE] = -1
+    for row in range(old.shape[0]):
+        if old[row, EDGE_STATE] != 0:
+            _insert(arrays, old[row, EDGE_STATE] - 1, old[row, EDGE_TOKEN], old[row, EDGE_TARGET])
 
 
 @kernel
-def _split(arrays, parent, token, target, clone):
-    """Make `clone` the state of the suffixes of `target` that are at most one longer than `parent`."""
+def _new_state(arrays, counters, length, first_end):
+    """Number of a new state without link and edges."""
+    states = arrays.states
+    state = counters[N_STATES]
+    counters[N_STATES] += 1
+    states[state, LENGTH] = length
+    states[state, FIRST_END] = first_end
+    states[state, TOKEN] = -1
+    states[state, MORE] = -1
+    return state
+
+
+@kernel
+def _split(arrays, counters, parent, token, target):
+    """A new state for those substrings of `target` that are at most one longer than `parent`."""
     states, edges = arrays.states, arrays.edges
-    states[clone, LENGTH] = states[parent, LENGTH] + 1
+    clone = _new_state(arrays, counters, states[parent, LENGTH] + 1, states[target, FIRST_END])
     states[clone, LINK] = states[target, LINK]
-    states[clone, FIRST_END] = states[target, FIRST_END]
-    states[clone, FIRST_EDGE] = -1
     states[target, LINK] = clone
-    edge = states[target, FIRST_EDGE]
-    while edge >= 0:
-        _add_edge(arrays, clone, edges[edge, TOKEN], edges[edge, TARGET])
-        edge = edges[edge, NEXT_EDGE]
-    while parent >= 0:
-        edge = find_edge(edges, parent, token)
-        if edge < 0 or edges[edge, TARGET] != target:
-            break
-        edges[edge, TARGET] = clone
-        parent = states[parent, LINK]
+    if states[target, TOKEN] >= 0:
+        _add_edge(arrays, counters, clone, states[target, TOKEN], states[target, TARGET])
+    row = states[target, MORE]
+    while row >= 0:
+        _add_edge(arrays, counters, clone, edges[row, EDGE_TOKEN], edges[row, EDGE_TARGET])
+        row = edges[row, EDGE_NEXT]
+    while parent >= 0 and target_of(arrays, parent, token) == target:
+        if states[parent, TOKEN] == token:
+            states[parent, TARGET] = clone
+        else:
+            edges[_edge_row(edges, parent, token), EDGE_TARGET] = clone
+        parent = np.int64(states[parent, LINK])
+    return clone
 
 
 @kernel
@@ -130,82 +168,63 @@ def _extend(arrays, counters, position_states, tokens):
     """Append `tokens` to the open document; returns how many fitted.
 
     A token is looked up completely before anything is changed. Where the tables lack the room that it takes, the call
-    ends and says so in counters[WANTED_EDGES]; the caller makes room and goes on with the same token.
+    ends and says so in counters[WANTED_HASHED]; the caller makes room and goes on with the same token.
     """
     states, edges = arrays.states, arrays.edges
-    edge_limit = edges.shape[0] * 2 // 3
-    last = counters[LAST]
     for i in range(tokens.shape[0]):
-        token = tokens[i]
+        token, last = tokens[i], counters[LAST]
         # Up the links to the first suffix that was followed by this token before; the longer ones were not.
-        parent, edge, fresh = last, np.int64(-1), 0
+        parent, target, fresh, hashed = last, np.int64(-1), 0, counters[N_HASHED]
         while parent >= 0:
-            edge = find_edge(edges, parent, token)
-            if edge >= 0:
+            target = target_of(arrays, parent, token)
+            if target >= 0:
                 break
             fresh += 1
+            hashed += states[parent, TOKEN] >= 0
             parent = np.int64(states[parent, LINK])
-        target, split = np.int64(0), False
-        wanted = counters[N_EDGES] + fresh
-        if edge >= 0:
-            target = np.int64(edges[edge, TARGET])
-            split = states[target, LENGTH] != states[parent, LENGTH] + 1
+        split = target >= 0 and states[target, LENGTH] != states[parent, LENGTH] + 1
         if split:
-            wanted += 1  # one of the fresh edges may leave `target`, and is then copied, too
-            copied = states[target, FIRST_EDGE]
-            while copied >= 0:
-                wanted += 1
-                copied = edges[copied, NEXT_EDGE]
-        if wanted > edge_limit or counters[N_STATES] + 2 > states.shape[0]:
-            counters[WANTED_EDGES] = wanted
-            counters[LAST] = last
+            hashed += 1  # a fresh edge may leave `target`, and is then copied, too
+            row = states[target, MORE]
+            while row >= 0:
+                hashed += 1
+                row = edges[row, EDGE_NEXT]
+        if hashed > edges.shape[0] * 2 // 3 or counters[N_STATES] + 2 > states.shape[0]:
+            counters[WANTED_HASHED] = hashed
             return i
 
         state = np.int64(-1)
         if fresh > 0:
-            state = counters[N_STATES]
-            counters[N_STATES] += 1
-            states[state, LENGTH] = states[last, LENGTH] + 1
-            states[state, FIRST_END] = counters[N_TOKENS]
-            states[state, FIRST_EDGE] = -1
+            state = _new_state(arrays, counters, states[last, LENGTH] + 1, counters[N_TOKENS])
             walker = last
             for _ in range(fresh):
-                _add_edge(arrays, walker, token, state)
+                _add_edge(arrays, counters, walker, token, state)
                 walker = np.int64(states[walker, LINK])
-            counters[N_EDGES] += fresh
         if split:
-            clone = counters[N_STATES]
-            counters[N_STATES] += 1
-            _split(arrays, parent, token, target, clone)
-            edge = states[clone, FIRST_EDGE]
-            while edge >= 0:
-                counters[N_EDGES] += 1
-                edge = edges[edge, NEXT_EDGE]
-            target = clone
+            target = _split(arrays, counters, parent, token, target)
         if fresh > 0:
-            states[state, LINK] = target
-            last = state
+            states[state, LINK] = max(target, 0)
         else:
-            last = target  # the document so far is a substring of an earlier one
-        position_states[counters[N_TOKENS]] = last
+            state = target  # the document so far is a substring of an earlier one
+        counters[LAST] = state
+        position_states[counters[N_TOKENS]] = state
         counters[N_TOKENS] += 1
-    counters[LAST] = last
     return tokens.shape[0]
 
 
 @kernel
 def _longest_match(arrays, context):
     """(state, length) of the longest suffix of `context` that occurs in a document."""
-    states, edges = arrays.states, arrays.edges
+    states = arrays.states
     state, length = np.int64(0), np.int64(0)
     for i in range(context.shape[0]):
-        edge = find_edge(edges, state, context[i])
-        while edge < 0 and state > 0:
+        target = target_of(arrays, state, context[i])
+        while target < 0 and state > 0:
             state = np.int64(states[state, LINK])
             length = np.int64(states[state, LENGTH])
-            edge = find_edge(edges, state, context[i])
-        if edge >= 0:
-            state = np.int64(edges[edge, TARGET])
+            target = target_of(arrays, state, context[i])
+        if target >= 0:
+            state = target
             length += 1
     return state, length
 
@@ -255,10 +274,10 @@ class SuffixAutomaton:
         self._tokens = np.empty(capacity, np.int32)
         self._position_states = np.empty(capacity, np.int32)
         self._document_ends: list[int] = []
-        self._counters = np.array([1, 0, 0, 0, 0], np.int64)
-        states = np.empty((capacity * 3 // 2, 4), np.int32)
-        states[0] = 0, -1, -1, -1
-        self.arrays = AutomatonArrays(states, np.zeros((capacity * 3, 4), np.int32))
+        self._counters = np.array([1, 0, 0, 0, 0, 0], np.int64)
+        states = np.empty((capacity * 3 // 2, 6), np.int32)
+        states[0] = 0, -1, -1, -1, -1, -1
+        self.arrays = AutomatonArrays(states, np.zeros((capacity * 3 // 2, 4), np.int32))
         self._cached_totals: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -327,7 +346,7 @@ class SuffixAutomaton:
         if self.n_states + 2 > len(states):
             self.arrays = AutomatonArrays(_enlarged(states, self.n_states, len(states) * 3 // 2), edges)
             return
-        n_slots = max(len(edges), int(self._counters[WANTED_EDGES])) * 3 // 2 + 1
+        n_slots = max(len(edges), int(self._counters[WANTED_HASHED])) * 3 // 2 + 1
         self.arrays = AutomatonArrays(states, np.zeros((n_slots, 4), np.int32))
         _move_edges(edges, self.arrays)
 
@@ -387,12 +406,14 @@ class SuffixAutomaton:
 
         The counts add up to the state's count less the occurrences that ended a document.
         """
-        counts, edges = self.totals()[0], self.arrays.edges
+        counts, (states, edges) = self.totals()[0], self.arrays
         found = []
-        edge = int(self.arrays.states[state, FIRST_EDGE])
-        while edge >= 0:
-            found.append((-int(counts[edges[edge, TARGET]]), int(edges[edge, TOKEN])))
-            edge = int(edges[edge, NEXT_EDGE])
+        if states[state, TOKEN] >= 0:
+            found.append((-int(counts[states[state, TARGET]]), int(states[state, TOKEN])))
+        row = int(states[state, MORE])
+        while row >= 0:
+            found.append((-int(counts[edges[row, EDGE_TARGET]]), int(edges[row, EDGE_TOKEN])))
+            row = int(edges[row, EDGE_NEXT])
         pairs = np.array(sorted(found), np.int32).reshape(-1, 2)
         return pairs[:, 1].copy(), -pairs[:, 0]
 

@@ -8,7 +8,7 @@ import naive_automaton as naive
 import numpy as np
 import pytest
 
-from redraft.retrieval.suffix_automaton import FIRST_EDGE, LENGTH, LINK, STATE, TARGET, SuffixAutomaton
+from redraft.retrieval.suffix_automaton import EDGE_STATE, EDGE_TARGET, LENGTH, LINK, TARGET, TOKEN, SuffixAutomaton
 
 ALPHABETS = ([0], [0, 1], [0, 2**31 - 1], [7, 8, 9], [0, 1, 2, 3])
 
@@ -66,10 +66,11 @@ def check_invariants(automaton: SuffixAutomaton) -> None:
     states, edges = automaton.arrays.states[: automaton.n_states], automaton.arrays.edges
     assert states[0, LENGTH] == 0 and states[0, LINK] == -1 and automaton.first_end(0) == -1
     assert (states[states[1:, LINK], LENGTH] < states[1:, LENGTH]).all()
-    taken = edges[edges[:, STATE] > 0]
-    assert len(taken) == automaton.n_edges and 3 * len(taken) <= 2 * len(edges)
-    assert (states[taken[:, TARGET], LENGTH] > states[taken[:, STATE] - 1, LENGTH]).all()
-    assert (states[:, FIRST_EDGE] >= -1).all()
+    first, taken = states[states[:, TOKEN] >= 0], edges[edges[:, EDGE_STATE] > 0]
+    assert (states[first[:, TARGET], LENGTH] > first[:, LENGTH]).all()
+    assert (states[taken[:, EDGE_TARGET], LENGTH] > states[taken[:, EDGE_STATE] - 1, LENGTH]).all()
+    assert (states[taken[:, EDGE_STATE] - 1, TOKEN] >= 0).all()
+    assert len(first) + len(taken) == automaton.n_edges and 3 * len(taken) <= 2 * len(edges)
 
 
 @pytest.mark.parametrize("documents", TABLE)
