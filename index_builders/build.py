@@ -139,12 +139,9 @@ def build_index(
                     progress=report,
                 )
         except BaseException:
-            if len(parts) == 0:
-                parts.remove()
-            else:
-                progress.say(
-                    f"{parts.state['tokens']:,} tokens are kept in {parts.folder}: the same command resumes there"
-                )
+            if parts.state and parts.resumable:
+                kept = parts.state["tokens"]
+                progress.say(f"{kept:,} tokens are kept in {parts.folder}: the same command resumes there")
             raise
         parts.remove()
     return BuildSummary(
@@ -281,12 +278,11 @@ def _recorded_sources(sources: list[str], counts: _Counts) -> list[dict]:
     ]
 
 
-def _plan(files: list[SourceFile], tokenizer: Tokenizer, options: BuildOptions) -> dict:
-    """What must be the same for a build to resume. Standard input cannot be read again, so it never is."""
-    plan = {"sources": signature(files), "tokenizer": tokenizer.fingerprint, "options": _recorded(options)}
+def _plan(files: list[SourceFile], tokenizer: Tokenizer, options: BuildOptions) -> dict | None:
+    """What must be the same for a build to resume; None where standard input, which is read once, is a source."""
     if any(str(file.path) == "-" for file in files):
-        plan["once"] = time.time_ns()
-    return plan
+        return None
+    return {"sources": signature(files), "tokenizer": tokenizer.fingerprint, "options": _recorded(options)}
 
 
 def _nothing_found(n_files: int, counts: _Counts, tally: Tally, options: BuildOptions) -> str:

@@ -8,7 +8,8 @@ Tokenizing is the slow half of a build. Its result goes into a work folder besid
     part-00000.json   the marker, written last: where each document ends, and the counts after this part
 
 A part without its marker does not exist. A marker repeats the counts of everything before it, so the last one is
-the state to resume from. When the plan has changed the folder is emptied. It goes away when the index is complete.
+the state to resume from. When the plan has changed the folder is emptied. It goes away when the index is complete, and
+when a build fails before there is a part.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class TokenParts:
         state: counts stored with the newest marker; None before the first part.
     """
 
-    def __init__(self, folder: Path, plan: dict) -> None:
-        """Take over `folder`, keeping its parts if they belong to the same `plan` (a JSON value).
+    def __init__(self, folder: Path, plan: dict | None) -> None:
+        """Take over `folder`, keeping its parts if they belong to the same `plan` (a JSON value; None: never).
 
-        Raises OSError (BlockingIOError) when another build holds it.
+        Raises BlockingIOError when another build holds it.
         """
         self.folder = folder
+        self.resumable = plan is not None
+        self._markers: list[dict] = []
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(folder / "lock", "w")  # noqa: SIM115 - kept open: the lock lives as long as the file
         try:
@@ -45,19 +48,28 @@ class TokenParts:
         except OSError as error:
             self._lock.close()
             raise BlockingIOError(f"{folder} is in use: another build of the same index is running") from error
-        plan = json.loads(json.dumps(plan))
-        if _read_json(folder / "plan.json") != plan:
-            for path in folder.glob("part-*"):
+        try:
+            self._take_over(plan)
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
+
+    def _take_over(self, plan: dict | None) -> None:
+        found = _read_json(self.folder / "plan.json")
+        if plan is None or found != json.loads(json.dumps(plan)):
+            for path in self.folder.glob("part-*"):
                 path.unlink()
-            _write_durably(folder / "plan.json", json.dumps(plan).encode())
-        self._markers = []
+            _write_durably(self.folder / "plan.json", json.dumps(plan).encode())
         while (marker := _read_json(self._path(len(self._markers), ".json"))) is not None:
             self._markers.append(marker)
 
     def __enter__(self) -> TokenParts:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        """After an exception the folder stays if there is something in it to resume from."""
+        if exception_type is not None and not (self._markers and self.resumable):
+            self.remove()
         self._lock.close()
 
     def __len__(self) -> int:

@@ -60,10 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--text-key", metavar="KEY", help="key or column with the text (otherwise the usual names)")
     build.add_argument(
         "--roles",
-        nargs="+",
-        default=["assistant"],
-        metavar="ROLE",
-        help="whose turns of a chat to index; each is a document",
+        default="assistant",
+        metavar="ROLE,...",
+        help="whose turns of a chat to index; each turn is a document",
     )
     build.add_argument(
         "--max-bad-records",
@@ -76,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--exclude", action="append", default=[], metavar="GLOB", help="names to leave out of folders (repeatable)"
     )
     build.add_argument("--stdin-format", choices=("jsonl", "text"), default="jsonl", help="what - reads")
-    build.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="build part I of N only")
+    build.add_argument("--shard", type=_shard, default="1/1", metavar="I/N", help="build part I of N only")
     build.add_argument("--quiet", action="store_true", help="no progress and no summary")
 
     inspect = add("inspect", "say what an index holds", _inspect)
@@ -96,7 +95,7 @@ def _build(args: argparse.Namespace) -> int:
     options = BuildOptions(
         read=ReadOptions(
             text_key=args.text_key,
-            roles=tuple(args.roles),
+            roles=tuple(args.roles.split(",")),
             max_bad_records=args.max_bad_records,
             exclude=tuple(args.exclude),
             stdin_format=args.stdin_format,

@@ -1,0 +1,342 @@
+"""`redraft index` as a user meets it: real processes, real files, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_index_builders import lines, make_tokenizer, write
+
+from redraft import cli
+from redraft.retrieval.errors import IndexFormatError
+from redraft.retrieval.index_directory import open_index, verify_index
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    return str(make_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"))
+
+
+def redraft(capsys, *words) -> tuple[int, str, str]:
+    """Run the command in this process: (exit code, stdout, stderr)."""
+    capsys.readouterr()
+    try:
+        code = cli.main([str(word) for word in words])
+    except SystemExit as exit_:
+        code = exit_.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def start(*words, part_tokens: int = 3000, **options) -> subprocess.Popen:
+    """Run the command in a process of its own, with parts small enough for a build of a second to have some."""
+    code = (
+        "import sys\nfrom redraft.index_builders import build\nfrom redraft import cli\n"
+        f"build._PART_TOKENS = {part_tokens}\nbuild._BATCH_CHARACTERS = {2 * part_tokens}\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+
+
+def finish(process: subprocess.Popen, seconds: float = 60) -> tuple[int, str]:
+    _, err = process.communicate(timeout=seconds)
+    return process.returncode, err
+
+
+def content(index: Path) -> dict:
+    """All of an index that must be the same when it is built again."""
+    manifest = json.loads((index / "manifest.json").read_text())
+    manifest.pop("created")
+    files = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in index.iterdir()
+        if path.name != "manifest.json"
+    }
+    return {"manifest": manifest, "files": files}
+
+
+def documents(index: Path) -> list[list[int]]:
+    with open_index(index) as opened:
+        return [part.tolist() for part in np.split(opened.tokens, opened.document_ends[:-1])]
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """80 records that repeat one another in part, and one exact copy."""
+    rng = random.Random(1)
+    words = [f"word{i}" for i in range(60)]
+    records = [{"text": " ".join(rng.choices(words, k=rng.randint(1, 400)))} for _ in range(80)]
+    return write(tmp_path / "corpus.jsonl", lines(*records, records[3]))
+
+
+def test_build_inspect_verify(tmp_path, capsys, corpus, tokenizer):
+    index = tmp_path / "my.index"
+    code, _, err = redraft(capsys, "index", "build", corpus, "--tokenizer", tokenizer, "-o", index)
+    assert code == 0, err
+    assert "80 documents" in err and "1 exact duplicates" in err and "bytes per token" in err
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("my.index")] == ["my.index"]
+
+    from redraft.index_builders.tokenizers import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()][:80]
+    assert documents(index) == [loaded.encode(text).tolist() for text in texts]
+    with open_index(index, tokenizer_fingerprint=loaded.fingerprint, vocab_size=loaded.vocab_size) as opened:
+        assert opened.manifest["sources"][0]["documents"] == 80
+    with pytest.raises(IndexFormatError, match="fingerprint"):
+        open_index(index, tokenizer_fingerprint="0" * 64)
+
+    code, out, _ = redraft(capsys, "index", "inspect", index)
+    assert code == 0 and "80 documents" in out and loaded.fingerprint in out and str(corpus) in out
+    code, out, _ = redraft(capsys, "index", "inspect", index, "--json")
+    assert json.loads(out) == json.loads((index / "manifest.json").read_text())
+    code, out, _ = redraft(capsys, "index", "verify", index)
+    assert code == 0 and "intact" in out
+
+
+def test_verify_finds_a_flipped_byte(tmp_path, capsys, corpus, tokenizer):
+    index = tmp_path / "my.index"
+    assert redraft(capsys, "index", "build", corpus, "--tokenizer", tokenizer, "-o", index, "--quiet") == (0, "", "")
+    with open(index / "tokens.npy", "r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"\x01")
+    code, _, err = redraft(capsys, "index", "verify", index)
+    assert code == 1 and "tokens.npy" in err and "sha256" in err
+    code, _, err = redraft(capsys, "index", "inspect", tmp_path)
+    assert code == 1 and "not an index" in err
+
+
+def test_output_that_exists_needs_force(tmp_path, capsys, corpus, tokenizer):
+    index = tmp_path / "my.index"
+    build = ("index", "build", corpus, "--tokenizer", tokenizer, "-o", index)
+    assert redraft(capsys, *build, "--max-tokens", "100")[0] == 0
+    old = content(index)
+    code, _, err = redraft(capsys, *build)
+    assert code == 1 and "exists already" in err and "--force" in err
+    assert content(index) == old and old["manifest"]["tokens"] == 100
+    assert redraft(capsys, *build, "--force")[0] == 0
+    assert content(index)["manifest"]["documents"] == 80
+    other = write(tmp_path / "precious/data.txt", "keep me").parent
+    code, _, err = redraft(capsys, "index", "build", corpus, "--tokenizer", tokenizer, "-o", other, "--force")
+    assert code == 1 and "not an index" in err and (other / "data.txt").read_text() == "keep me"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["index"],
+        ["index", "build"],
+        ["index", "build", "x", "-o", "y"],
+        ["index", "build", "x", "--tokenizer", "t", "-o", "y", "--shard", "3/2"],
+        ["index", "build", "x", "--tokenizer", "t", "-o", "y", "--shard", "0/2"],
+        ["index", "build", "x", "--tokenizer", "t", "-o", "y", "--max-tokens", "-5"],
+        ["index", "build", "x", "--tokenizer", "t", "-o", "y", "--max-tokens", "many"],
+        ["index", "explode"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(capsys, words):
+    code, _, err = redraft(capsys, *words)
+    assert code == 2 and "usage:" in err
+
+
+@pytest.mark.parametrize(
+    ("content_", "said"),
+    [
+        (None, "no such file or folder"),
+        (b"", "nothing to index: 1 files gave 0 empty"),
+        (b"\n\n", "nothing to index"),
+        (b'{"text": ""}\n', "1 empty"),
+        (b'{"messages": [{"role": "user", "content": "x"}]}', "assistant"),
+        (b'{"text": "fine"}\n{"text": broken}\n', r"c.jsonl:2: wanted one JSON value a line"),
+        (b'{"text": "\xff\xfe"}\n', "c.jsonl:1: byte 10 is 0xff"),
+    ],
+)
+def test_bad_corpora(tmp_path, capsys, tokenizer, content_, said):
+    source, index = tmp_path / "c.jsonl", tmp_path / "my.index"
+    if content_ is not None:
+        write(source, content_)
+    code, _, err = redraft(capsys, "index", "build", source, "--tokenizer", tokenizer, "-o", index)
+    assert code == 1 and said in err
+    assert not [path for path in tmp_path.iterdir() if path != source]
+
+
+def test_bad_records_are_named_and_counted(tmp_path, capsys, tokenizer):
+    source, index = write(tmp_path / "c.jsonl", '{"text": "fine"}\n{"text": broken}\n'), tmp_path / "my.index"
+    build = ("index", "build", source, "--tokenizer", tokenizer, "-o", index)
+    code, _, err = redraft(capsys, *build, "--max-bad-records", "1")
+    assert code == 0 and "c.jsonl:2: wanted" in err and "1 bad records" in err and "1 documents" in err
+
+
+def test_token_ids_are_checked_against_the_vocabulary(tmp_path, capsys, tokenizer):
+    np.save(tmp_path / "a.npy", np.array([5, 599, 600, 7]))
+    build = ("index", "build", tmp_path / "a.npy", "--tokenizer", tokenizer, "-o", tmp_path / "my.index")
+    code, _, err = redraft(capsys, *build)
+    assert code == 1 and "a.npy: token id 600 at position 2 is too large, the vocabulary has 600 ids" in err
+    np.save(tmp_path / "a.npy", np.array([[5, 599], [0, 7]]))
+    assert redraft(capsys, *build)[0] == 0
+    assert documents(tmp_path / "my.index") == [[5, 599], [0, 7]]
+
+
+def test_max_tokens_is_exact(tmp_path, capsys, corpus, tokenizer):
+    index = tmp_path / "my.index"
+    build = ("index", "build", corpus, "--tokenizer", tokenizer, "-o", index, "--force")
+    assert redraft(capsys, *build)[0] == 0
+    whole = documents(index)
+    assert redraft(capsys, *build, "--max-tokens", "1k")[0] == 0
+    part = documents(index)
+    assert sum(map(len, part)) == 1000 and part[:-1] == whole[: len(part) - 1]
+    assert part[-1] == whole[len(part) - 1][: len(part[-1])]
+
+
+def test_standard_input(tmp_path, corpus, tokenizer):
+    build = ["index", "build", "-", "--tokenizer", tokenizer, "-o"]
+    with open(corpus) as stdin:
+        code, err = finish(start(*build, tmp_path / "a.index", stdin=stdin))
+    assert code == 0, err
+    assert finish(start("index", "build", corpus, *build[3:], tmp_path / "b.index"))[0] == 0
+    assert content(tmp_path / "a.index")["files"] == content(tmp_path / "b.index")["files"]
+    with open(write(tmp_path / "plain.txt", "some plain\ntext")) as stdin:
+        code, err = finish(start(*build, tmp_path / "c.index", stdin=stdin))
+    assert code == 1 and "-:1: wanted one JSON value a line" in err
+    with open(tmp_path / "plain.txt") as stdin:
+        code, err = finish(start(*build, tmp_path / "c.index", "--stdin-format", "text", stdin=stdin))
+    assert code == 0 and "1 documents" in err
+
+
+def test_ctrl_c_leaves_the_old_index_and_no_other(tmp_path, corpus, tokenizer):
+    index = tmp_path / "my.index"
+    build = ["index", "build", "-", "--tokenizer", tokenizer, "-o", index, "--force"]
+    with open(corpus) as stdin:
+        assert finish(start(*build, stdin=stdin))[0] == 0
+    old = content(index)
+    process = start(*build, stdin=subprocess.PIPE)
+    process.stdin.write(lines({"text": "new text"}))
+    process.stdin.flush()
+    wait_for(lambda: (tmp_path / "my.index.work/plan.json").exists())
+    process.send_signal(signal.SIGINT)
+    code, err = finish(process)
+    assert code == 130 and "interrupted" in err and "Traceback" not in err
+    assert content(index) == old and verify_index(index)
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "my.index"}
+
+
+def wait_for(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_two_builds_of_one_index_do_not_mix(tmp_path, corpus, tokenizer):
+    build = ["index", "build", "--tokenizer", tokenizer, "-o", tmp_path / "my.index"]
+    first = start(*build, "-", stdin=subprocess.PIPE)
+    wait_for(lambda: (tmp_path / "my.index.work/plan.json").exists())
+    code, err = finish(start(*build, corpus))
+    assert code == 1 and "another build of the same index is running" in err
+    first.stdin.write(corpus.read_text())
+    code, err = finish(first)
+    assert code == 0, err
+
+
+def test_full_disk_is_an_error_and_the_old_index_stays(tmp_path, corpus, tokenizer):
+    """A limit on the size of files stands for the full disk: both are an OSError in the middle of a write."""
+    index = tmp_path / "my.index"
+    build = ["index", "build", corpus, "--tokenizer", tokenizer, "-o", index]
+    assert finish(start(*build, "--max-tokens", "50"))[0] == 0
+    old = content(index)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    code, err = finish(start(*build, "--force", preexec_fn=limit))
+    assert code == 1 and "File too large" in err and "Traceback" not in err
+    assert content(index) == old
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "my.index", "my.index.work"}
+    code, err = finish(start(*build, "--force"))
+    assert code == 0 and "resuming after 80 documents" in err
+    assert content(index) != old and not (tmp_path / "my.index.work").exists()
+
+
+def test_killed_builds_resume_and_end_in_the_same_bytes(tmp_path, corpus, tokenizer):
+    undisturbed, index = tmp_path / "a.index", tmp_path / "b.index"
+    build = ["index", "build", corpus, "--tokenizer", tokenizer, "--force", "-o"]
+    began = time.monotonic()
+    assert finish(start(*build, undisturbed))[0] == 0
+    seconds = time.monotonic() - began
+    rng, resumed, killed = random.Random(2), 0, 0
+    for _ in range(6):
+        process = start(*build, index)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(0.3, 1.1) * seconds)
+        process.kill()
+        code, err = finish(process)
+        resumed += "resuming after" in err
+        killed += code == -signal.SIGKILL
+        if index.exists():  # a kill never leaves half an index under the name
+            assert content(index) == content(undisturbed)
+    code, err = finish(start(*build, index))
+    assert code == 0, err
+    assert content(index) == content(undisturbed)
+    assert killed > 0
+    leftovers = {path.name for path in tmp_path.iterdir()} - {"corpus.jsonl", "a.index", "b.index"}
+    assert not any(name.endswith(".work") for name in leftovers)
+
+
+def test_resume_goes_on_after_the_last_whole_part(tmp_path, corpus, tokenizer):
+    """Killed at a known place: in the middle of the fourth part."""
+    build = ["index", "build", "--tokenizer", tokenizer, "-o"]
+    code = (
+        "import os, sys\nfrom redraft import cli\nfrom redraft.index_builders import build, token_parts\n"
+        "build._PART_TOKENS, build._BATCH_CHARACTERS = 3000, 6000\n"
+        "write = token_parts._write_durably\n"
+        "def killed(path, content):\n    os.kill(os.getpid(), 9) if '3.json' in path.name else write(path, content)\n"
+        "token_parts._write_durably = killed\ncli.main(sys.argv[1:])"
+    )
+    words = [str(word) for word in (*build, tmp_path / "a.index", corpus)]
+    assert subprocess.run([sys.executable, "-c", code, *words], check=False).returncode == -signal.SIGKILL
+    work = tmp_path / "a.index.work"
+    assert sorted(path.name for path in work.glob("*.json")) == [
+        "part-00000.json", "part-00001.json", "part-00002.json", "plan.json",
+    ]  # fmt: skip
+    code, err = finish(start(*words))
+    assert code == 0 and "resuming after" in err and not work.exists()
+    assert finish(start(*build, tmp_path / "b.index", corpus))[0] == 0
+    assert content(tmp_path / "a.index") == content(tmp_path / "b.index")
+    assert content(tmp_path / "a.index")["manifest"]["documents"] == 80
+
+
+def test_a_changed_corpus_is_not_resumed(tmp_path, corpus, tokenizer):
+    work = tmp_path / "my.index.work"
+    build = ["index", "build", corpus, "--tokenizer", tokenizer, "-o", tmp_path / "my.index"]
+    process = start(*build)
+    wait_for(lambda: (work / "part-00001.json").exists())
+    process.kill()
+    finish(process)
+    write(corpus, lines({"text": "something else"}))
+    code, err = finish(start(*build))
+    assert code == 0 and "resuming" not in err and "1 documents" in err
+
+
+def test_shards_share_out_every_document_once(tmp_path, capsys, corpus, tokenizer):
+    build = ("index", "build", corpus, "--tokenizer", tokenizer, "--quiet", "-o")
+    assert redraft(capsys, *build, tmp_path / "all.index")[0] == 0
+    shards = []
+    for number in (1, 2, 3):
+        assert redraft(capsys, *build, tmp_path / f"{number}.index", "--shard", f"{number}/3")[0] == 0
+        shards.append(documents(tmp_path / f"{number}.index"))
+    whole = documents(tmp_path / "all.index")
+    assert shards == [whole[0::3], whole[1::3], whole[2::3]]
+    code, _, err = redraft(capsys, *build, tmp_path / "none.index", "--shard", "99/100")
+    assert code == 1 and "80 documents, none for shard 99/100" in err
