@@ -81,7 +81,7 @@ def reliability(table: np.ndarray) -> list[dict]:
 
 @dataclass
 class Tally:
-    """Sums over the steps of one workload. Times are nanoseconds per call; commits and opens also count tokens."""
+    """Sums over the steps of one workload. Times are nanoseconds of the calling thread per call; commits and opens also count tokens."""
 
     items: int = 0
     steps: int = 0
