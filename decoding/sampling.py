@@ -48,7 +48,7 @@ def warpers(temperature: float, top_k: int | None, top_p: float | None) -> Logit
 
 def gumbel(seed: int, position: int, size: int) -> np.ndarray:
     """float64[size]: standard Gumbel noise for the tokens 0..size-1 at an absolute position."""
-    generator = np.random.Generator(np.random.Philox(key=[seed & _MASK64, position]))
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed & _MASK64, position], np.uint64)))
     exponential = generator.standard_exponential(size, method="inv")
     return -np.log(np.maximum(exponential, np.finfo(np.float64).tiny))  # zero has probability 2**-53 and no logarithm
 
