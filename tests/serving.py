@@ -159,10 +159,11 @@ def until(condition, seconds: float = 10.0) -> None:
 def main() -> None:
     """`serving.py LISTEN SCRIPT`: a scripted server."""
     import scripted_drafter
+
     from redraft.server.draft_server import serve
 
     listen, script = sys.argv[1:]
-    drafter = scripted_drafter.ScriptedDrafter(eval(script, vars(scripted_drafter)))  # noqa: S307 - our own tests' text
+    drafter = scripted_drafter.ScriptedDrafter(eval(script, vars(scripted_drafter)))
     settings = ServerSettings(listen=ListenAddress.parse(listen))
     serve(lambda: drafter, settings, lambda server: print("the scripted server is ready", flush=True))
 
