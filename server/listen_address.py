@@ -87,9 +87,13 @@ class ListenAddress:
         lock = _lock(self.path)
         try:
             _refuse_foreign(self.path)
-            yield
+            try:
+                yield
+            finally:
+                self.path.unlink(missing_ok=True)
         finally:
-            _unlock(self.path, lock)
+            _lock_path(self.path).unlink(missing_ok=True)  # while it is still held
+            os.close(lock)
 
     @contextlib.contextmanager
     def private_mode(self) -> Iterator[None]:
@@ -127,14 +131,6 @@ def _lock(path: Path) -> int:
                 os.pwrite(lock, str(os.getpid()).encode(), 0)
                 return lock
         os.close(lock)  # the server before us removed the file between our open and our lock: take the new one
-
-
-def _unlock(path: Path, lock: int) -> None:
-    """Remove the socket and the lock file, then let go of the lock, in this order."""
-    for name in (path, _lock_path(path)):
-        with contextlib.suppress(FileNotFoundError):
-            name.unlink()
-    os.close(lock)
 
 
 def _refuse_foreign(path: Path) -> None:
