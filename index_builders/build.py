@@ -12,6 +12,7 @@ shard k mod n, so n builds on n machines together index every document once, wit
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from redraft.index_builders.documents import Document, ReadOptions, Tally
-from redraft.index_builders.progress import Progress
+from redraft.index_builders.progress import Progress, memory_in_use, readable_bytes
 from redraft.index_builders.readers import read_documents
 from redraft.index_builders.sources import SourceFile, list_files, signature
 from redraft.index_builders.token_parts import TokenParts
@@ -29,12 +30,16 @@ from redraft.retrieval.index_directory import write_automaton_index
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 from redraft.retrieval.tokens import as_tokens
 
-__all__ = ["BuildOptions", "BuildSummary", "build_index"]
+__all__ = ["BYTES_PER_TOKEN", "BuildOptions", "BuildSummary", "build_index"]
 
 _BATCH_CHARACTERS = 4 << 20
 _BATCH_DOCUMENTS = 4096
 _PART_TOKENS = 4_000_000
 _APPENDED_AT_ONCE = 1 << 18
+
+# Most memory that building takes for each token: the automaton (68 bytes on text and code), its counts, and the pages
+# of the files that are being written (57).
+BYTES_PER_TOKEN = 150
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,14 @@ class BuildOptions:
         max_tokens: stop after this many; the last document is cut to fit.
         shard: (i, n), 1 <= i <= n: build the i-th of n parts of the corpus.
         force: replace an index that exists.
+        memory_limit: bytes; a corpus that needs more is refused before its automaton is begun.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
     max_tokens: int | None = None
     shard: tuple[int, int] = (1, 1)
     force: bool = False
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -106,8 +113,8 @@ def build_index(
     """Build the index directory `output` from `sources` (files, folders, patterns, `-`).
 
     Raises FileNotFoundError for a source that is not there, FileExistsError for an output that is (without
-    `options.force`), ValueError for bad records, a corpus without documents or ids outside the vocabulary, OSError when
-    the disk is full. In every case an existing index is left as it was. What is tokenized already stays in
+    `options.force`), ValueError for bad records, a corpus without documents, ids outside the vocabulary or a corpus
+    beyond `options.memory_limit`, OSError when the disk is full. In every case an existing index is left as it was. What is tokenized already stays in
     `<output>.work`, from where the same call resumes.
     """
     options = options or BuildOptions()
@@ -138,7 +145,9 @@ def build_index(
                     force=options.force,
                     progress=report,
                 )
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+                error.filename = str(output)  # a full disk does not say where
             if parts.state and parts.resumable:
                 kept = parts.state["tokens"]
                 progress.say(f"{kept:,} tokens are kept in {parts.folder}: the same command resumes there")
@@ -173,7 +182,8 @@ def _tokenize(
     limit = options.max_tokens
     fresh: list[np.ndarray] = []  # documents of the part that is being filled
     fresh_tokens = 0
-    with progress.phase("tokenizing", sum(file.size for file in files), "B") as report:
+    total = sum(file.size for file in files)
+    with progress.phase("tokenizing", total, "B") as report:
         for batch in _batches(files, options, counts, tally):
             for (source, document), tokens in zip(batch, _encode(batch, tokenizer), strict=True):
                 tokens = tokens if limit is None else tokens[: limit - counts.tokens]
@@ -190,6 +200,7 @@ def _tokenize(
                 parts.add(fresh, asdict(counts))
                 fresh, fresh_tokens = [], 0
             report(tally.bytes_read, counts.documents, counts.tokens)
+            _check_memory(counts.tokens, tally.bytes_read / max(1, total), options)
             if counts.tokens == limit:
                 break
         if fresh:
@@ -247,6 +258,20 @@ def _encode(batch: list[tuple[int, Document]], tokenizer: Tokenizer) -> list[np.
         else as_tokens(document.content, tokenizer.vocab_size, what=document.where)
         for _, document in batch
     ]
+
+
+def _check_memory(tokens: int, share: float, options: BuildOptions) -> None:
+    """Raise ValueError, with the way out, once `tokens`, from `share` of the corpus, are more than memory may hold."""
+    limit = options.memory_limit
+    needed = memory_in_use() + tokens * BYTES_PER_TOKEN
+    if limit is None or needed <= limit:
+        return
+    more = math.ceil(options.shard[1] * max(2.0, 1.2 * needed / limit / max(share, 0.01)))
+    raise ValueError(
+        f"{share:.0%} of the corpus gave {tokens:,} tokens, which need about {readable_bytes(needed)} of memory;"
+        f" --memory-limit is {readable_bytes(limit)}. Build parts with --shard 1/{more} to {more}/{more},"
+        " or fewer tokens with --max-tokens"
+    )
 
 
 def _append_all(parts: TokenParts, counts: _Counts, progress: Progress) -> SuffixAutomaton:

@@ -338,5 +338,90 @@ def test_shards_share_out_every_document_once(tmp_path, capsys, corpus, tokenize
         shards.append(documents(tmp_path / f"{number}.index"))
     whole = documents(tmp_path / "all.index")
     assert shards == [whole[0::3], whole[1::3], whole[2::3]]
+    merge = ("index", "merge", *(tmp_path / f"{number}.index" for number in (1, 2, 3)), "-o", tmp_path / "merged.index")
+    code, _, err = redraft(capsys, *merge)
+    assert code == 0, err
+    assert content(tmp_path / "merged.index") == content(tmp_path / "all.index")
+    code, _, err = redraft(capsys, *merge)
+    assert code == 1 and "exists already" in err
     code, _, err = redraft(capsys, *build, tmp_path / "none.index", "--shard", "99/100")
     assert code == 1 and "80 documents, none for shard 99/100" in err
+
+
+def test_merge_drops_copies_and_refuses_other_tokenizers(tmp_path, capsys, corpus, tokenizer):
+    build = ("index", "build", corpus, "--quiet", "-o")
+    assert redraft(capsys, *build, tmp_path / "a.index", "--tokenizer", tokenizer)[0] == 0
+    more = write(tmp_path / "more.jsonl", corpus.read_text() + lines("new"))
+    merge = ("index", "merge", tmp_path / "a.index", tmp_path / "b.index", "-o", tmp_path / "c.index")
+    words = ("index", "build", more, "--quiet", "--tokenizer", tokenizer, "-o", tmp_path / "b.index")
+    assert redraft(capsys, *words)[0] == 0
+    code, _, err = redraft(capsys, *merge, "--memory-limit", "1k")
+    assert code == 1 and "--memory-limit is 1 kB" in err
+    code, _, err = redraft(capsys, *merge)
+    assert code == 0 and "81 documents" in err and "80 exact duplicates" in err
+    assert sorted(documents(tmp_path / "c.index")) == sorted(documents(tmp_path / "b.index"))
+    assert [source["documents"] for source in content(tmp_path / "c.index")["manifest"]["sources"]] == [80, 81]
+
+    changed = json.loads(Path(tokenizer).read_text())
+    changed["decoder"] = None
+    other = write(tmp_path / "other/tokenizer.json", json.dumps(changed))
+    assert redraft(capsys, *build, tmp_path / "b.index", "--force", "--tokenizer", other)[0] == 0
+    code, _, err = redraft(capsys, *merge, "--force")
+    assert code == 1 and "their token ids do not mean the same" in err
+    assert verify_index(tmp_path / "c.index")["documents"] == 81
+
+
+def test_memory_limit_stops_early_and_says_how_to_go_on(tmp_path, capsys, corpus, tokenizer):
+    build = ("index", "build", corpus, "--tokenizer", tokenizer, "-o", tmp_path / "my.index")
+    code, _, err = redraft(capsys, *build, "--memory-limit", "1M")
+    assert code == 1 and "--memory-limit is 1 MB" in err and "--shard 1/" in err
+    assert not (tmp_path / "my.index").exists()
+    assert redraft(capsys, *build, "--memory-limit", "20G")[0] == 0
+
+
+def occurs_elsewhere(document: list[int], others: list[list[int]], end: int, length: int) -> bool:
+    wanted = document[end + 1 - length : end + 1]
+    return len(wanted) == length and any(
+        other[i : i + length] == wanted for other in others for i in range(len(other) - length + 1)
+    )
+
+
+def test_stats_count_what_stands_in_other_documents(tmp_path, capsys, tokenizer):
+    rng = np.random.default_rng(3)
+    np.save(tmp_path / "a.npy", rng.integers(0, 3, (6, 40)))
+    index = tmp_path / "my.index"
+    build = ("index", "build", tmp_path / "a.npy", "--tokenizer", tokenizer, "--quiet", "-o", index)
+    assert redraft(capsys, *build)[0] == 0
+    code, out, _ = redraft(capsys, "index", "stats", index, "--json")
+    found = json.loads(out)["matches"]
+    texts = documents(index)
+    assert (code, found["documents"], found["positions"]) == (0, 6, 6 * 39)
+    for length in (2, 4, 8, 16):
+        here = [
+            (number, end)
+            for number in range(6)
+            for end in range(39)
+            if occurs_elsewhere(texts[number], texts[:number] + texts[number + 1 :], end, length)
+        ]
+        longer = [
+            occurs_elsewhere(texts[number], texts[:number] + texts[number + 1 :], end + 1, length + 1)
+            for number, end in here
+        ]
+        assert found["matched"][str(length)] == pytest.approx(len(here) / (6 * 39))
+        assert found["continued"][str(length)] == pytest.approx(sum(longer) / max(1, len(here)))
+    assert 0 < found["matched"]["4"] < 1, "a sample that says nothing"
+    code, out, _ = redraft(capsys, "index", "stats", index)
+    assert code == 0 and "and the next one, too" in out
+
+
+def test_stats_on_given_text(tmp_path, capsys, corpus, tokenizer):
+    index = tmp_path / "my.index"
+    assert redraft(capsys, "index", "build", corpus, "--tokenizer", tokenizer, "--quiet", "-o", index)[0] == 0
+    stats = ("index", "stats", index, "--json", "--on")
+    code, out, _ = redraft(capsys, *stats, corpus, "--tokenizer", tokenizer)
+    assert code == 0 and set(json.loads(out)["matches"]["continued"].values()) == {1.0}
+    unknown = write(tmp_path / "unknown.txt", "\u4e00\u4e8c\u4e09" * 30)
+    code, out, _ = redraft(capsys, *stats, unknown, "--tokenizer", tokenizer)
+    assert code == 0 and json.loads(out)["matches"]["matched"]["4"] == 0
+    code, _, err = redraft(capsys, *stats, corpus)
+    assert code == 2 and "--on needs --tokenizer" in err

@@ -7,10 +7,19 @@ import json
 import re
 import sys
 
-from redraft.index_builders.build import BuildOptions, BuildSummary, build_index
-from redraft.index_builders.documents import ReadOptions
+import numpy as np
+
+from redraft.index_builders.build import BYTES_PER_TOKEN, BuildOptions, BuildSummary, build_index
+from redraft.index_builders.documents import ReadOptions, Tally
+from redraft.index_builders.merge import merge_indexes
 from redraft.index_builders.progress import Progress, readable_bytes
-from redraft.retrieval.index_directory import open_index, verify_index
+from redraft.index_builders.readers import read_documents
+from redraft.index_builders.sources import list_files
+from redraft.index_builders.stats import MATCH_LENGTHS, held_out_matches, matches_of_texts
+from redraft.index_builders.tokenizers import load_tokenizer
+from redraft.retrieval.errors import IndexFormatError
+from redraft.retrieval.index_directory import CorpusIndex, open_index, verify_index
+from redraft.retrieval.tokens import as_tokens
 
 __all__ = ["configure", "run"]
 
@@ -35,6 +44,22 @@ examples:
 An interrupted build resumes when the same command is given again.
 """
 
+_MERGE_EXAMPLES = """\
+example:
+  redraft index merge part1.index part2.index part3.index -o whole.index
+
+Shards given in their order become the same index that a build in one go makes.
+"""
+
+_STATS_EXAMPLES = """\
+examples:
+  redraft index stats my.index
+  redraft index stats my.index --on held_out.jsonl --tokenizer tokenizer.json
+
+Without --on, documents of the index are measured against all its other documents.
+`redraft replay` measures tokens per step on recorded outputs, with and without an index.
+"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands of `redraft index`."""
@@ -43,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     def add(name: str, summary: str, run_action, **details) -> argparse.ArgumentParser:
         details.setdefault("description", summary)
         action = actions.add_parser(name, help=summary, formatter_class=parser.formatter_class, **details)
-        action.set_defaults(run_action=run_action)
+        action.set_defaults(run_action=run_action, usage_error=action.error)
         return action
 
     build = add("build", "build an index from a corpus", _build, description=_BUILD_HELP, epilog=_BUILD_EXAMPLES)
@@ -76,11 +101,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     build.add_argument("--stdin-format", choices=("jsonl", "text"), default="jsonl", help="what - reads")
     build.add_argument("--shard", type=_shard, default="1/1", metavar="I/N", help="build part I of N only")
+    build.add_argument(
+        "--memory-limit",
+        type=_count,
+        metavar="BYTES",
+        help=f"stop early where building would take more, at {BYTES_PER_TOKEN} bytes per token (8G, say)",
+    )
     build.add_argument("--quiet", action="store_true", help="no progress and no summary")
 
     inspect = add("inspect", "say what an index holds", _inspect)
     inspect.add_argument("index", metavar="DIR", help="the index directory")
     inspect.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+    merge = add("merge", "make one index of several", _merge, epilog=_MERGE_EXAMPLES)
+    merge.add_argument("indexes", nargs="+", metavar="INDEX", help="index directories made with the same tokenizer")
+    merge.add_argument("-o", "--output", required=True, metavar="DIR", help="the index directory to make")
+    merge.add_argument("--force", action="store_true", help="replace an index that exists")
+    merge.add_argument("--memory-limit", type=_count, metavar="BYTES", help="refuse where merging would take more")
+
+    stats = add("stats", "say how often an index will find something", _stats, epilog=_STATS_EXAMPLES)
+    stats.add_argument("index", metavar="DIR", help="the index directory")
+    stats.add_argument(
+        "--on", nargs="+", default=[], metavar="SOURCE", help="measure on this text instead of documents of the index"
+    )
+    stats.add_argument("--tokenizer", metavar="T", help="what the index was built with; needed for --on")
+    stats.add_argument("--sample", type=_count, default="200k", metavar="N", help="how many tokens to measure on")
+    stats.add_argument("--json", action="store_true", help="print the figures as JSON")
 
     verify = add("verify", "read all of an index and check it against its digests", _verify)
     verify.add_argument("index", metavar="DIR", help="the index directory")
@@ -103,6 +149,7 @@ def _build(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         shard=args.shard,
         force=args.force,
+        memory_limit=args.memory_limit,
     )
     summary = build_index(args.sources, args.tokenizer, args.output, options, progress)
     if not args.quiet:
@@ -154,6 +201,62 @@ def _description(path: str, manifest: dict) -> str:
             *(f"  {name}: {readable_bytes(file['bytes'])}" for name, file in manifest["files"].items()),
         ]
     )
+
+
+def _merge(args: argparse.Namespace) -> int:
+    progress = Progress()
+    merged = merge_indexes(
+        args.indexes, args.output, force=args.force, memory_limit=args.memory_limit, progress=progress
+    )
+    print(
+        f"{args.output}: {merged['documents']:,} documents, {merged['tokens']:,} tokens,"
+        f" {merged['duplicates']:,} exact duplicates left out",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _stats(args: argparse.Namespace) -> int:
+    with open_index(args.index) as index:
+        if args.on:
+            found = matches_of_texts(index, _texts_to_measure(args, index))
+            measured = ", ".join(args.on)
+        else:
+            found = held_out_matches(index, args.sample)
+            measured = "documents of the index, each against all the others"
+        facts = {name: index.manifest[name] for name in ("documents", "tokens")}
+        facts["bytes"] = sum(file["bytes"] for file in index.manifest["files"].values())
+    if args.json:
+        print(json.dumps(facts | {"measured_on": measured, "matches": found}, indent=2))
+        return 0
+    print(
+        f"{args.index}: {facts['documents']:,} documents, {facts['tokens']:,} tokens, {readable_bytes(facts['bytes'])}"
+    )
+    print(f"measured on {measured}: {found['documents']:,} documents, {found['positions']:,} positions")
+    print(f"{'last tokens':>12} {'found':>8} {'and the next one, too':>22}")
+    for length in MATCH_LENGTHS:
+        print(f"{length:>12} {found['matched'][length]:>8.1%} {found['continued'][length]:>22.1%}")
+    return 0
+
+
+def _texts_to_measure(args: argparse.Namespace, index: CorpusIndex) -> list[np.ndarray]:
+    """Token arrays of up to `args.sample` tokens from the sources after --on."""
+    if args.tokenizer is None:
+        args.usage_error("--on needs --tokenizer, the one that the index was built with")
+    tokenizer, ours = load_tokenizer(args.tokenizer), index.manifest["tokenizer"]
+    if tokenizer.fingerprint != ours["fingerprint"]:
+        raise IndexFormatError(
+            f"{args.index} was built with tokenizer {ours['name']!r} ({ours['fingerprint']}),"
+            f" --tokenizer {tokenizer.name} has fingerprint {tokenizer.fingerprint}"
+        )
+    options, drawn, texts = ReadOptions(), 0, []
+    for _, document in read_documents(list_files(args.on, options), options, Tally()):
+        content = document.content
+        texts.append(tokenizer.encode(content) if isinstance(content, str) else as_tokens(content))
+        drawn += len(texts[-1])
+        if drawn >= args.sample:
+            break
+    return texts
 
 
 def _verify(args: argparse.Namespace) -> int:
