@@ -177,19 +177,18 @@ class NgramDrafter:
         _check_limits(chain, max_match, min_match)
         self.config = DraftConfig() if config is None else config
         self._chain, self._max_match, self._min_match = chain, max_match, min_match
-        self._ids = itertools.count()
+        self._ids = itertools.count(1)
 
-    def open(self, prompt_ids, *, namespace: str = "default") -> NgramSession:
+    def open(self, prompt_ids=(), namespace: str = "default") -> NgramSession:
         """Start a sequence. `namespace` makes no difference: nothing is remembered."""
         return NgramSession(self, next(self._ids), as_tokens(prompt_ids, self.config.vocab_size, what="prompt_ids"))
 
     def step(self, batch) -> list[DraftTree]:
         """Commit and draft for `(session, tokens[, candidates[, hidden[, proposal]]])` items; trees in their order."""
-        trees = []
-        for session, tokens, *rest in batch:
+        batch = [tuple(item) for item in batch]
+        for session, tokens, *_ in batch:
             session.commit(tokens)
-            trees.append(session.draft(proposal=rest[2] if len(rest) > 2 else None))
-        return trees
+        return [session.draft(proposal=rest[2] if len(rest) > 2 else None) for session, _, *rest in batch]
 
     def close(self) -> None:
         """Nothing is held."""
