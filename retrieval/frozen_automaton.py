@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from redraft.retrieval import suffix_automaton as online
-from redraft.retrieval.kernel import kernel
+from redraft.retrieval.kernel import inner, kernel
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 __all__ = [
@@ -44,7 +44,7 @@ class FrozenAutomaton(NamedTuple):
     edges: np.ndarray  # int32[n_edges, 3]: token, target, count
 
 
-@kernel
+@inner
 def frozen_edge(automaton, state, token):
     """Row of the edge that leaves `state` with `token`, -1 if there is none."""
     edges = automaton.edges
@@ -66,7 +66,7 @@ def frozen_edge(automaton, state, token):
     return np.int64(-1)
 
 
-@kernel
+@inner
 def frozen_advance(automaton, state, length, token, max_length):
     """(state, length), int64 each, after one more token of the context.
 
@@ -93,7 +93,7 @@ def frozen_advance(automaton, state, length, token, max_length):
     return state, length
 
 
-@kernel
+@kernel(allocates=False)
 def frozen_walk(automaton, context, max_length):
     """(state, length) of the longest suffix of `context` (int32[n]) of at most `max_length` tokens that occurs."""
     state, length = np.int64(0), np.int64(0)
@@ -102,7 +102,7 @@ def frozen_walk(automaton, context, max_length):
     return state, length
 
 
-@kernel
+@inner
 def _comes_first(edges, a, b):
     """Whether row a belongs before row b among the most frequent: higher count, then lower token."""
     if edges[a, EDGE_COUNT] != edges[b, EDGE_COUNT]:
@@ -110,13 +110,13 @@ def _comes_first(edges, a, b):
     return edges[a, EDGE_TOKEN] < edges[b, EDGE_TOKEN]
 
 
-@kernel
+@inner
 def _swap(edges, a, b):
     for column in range(EDGE_COLUMNS):
         edges[a, column], edges[b, column] = edges[b, column], edges[a, column]
 
 
-@kernel
+@inner
 def _sort_head(edges, begin, end):
     """Move the HEAD most frequent of rows begin..end to the front, in order."""
     for row in range(begin, end):
@@ -131,7 +131,7 @@ def _sort_head(edges, begin, end):
             place -= 1
 
 
-@kernel
+@inner
 def _sift_down(edges, begin, root, size):
     """Heap by token: let the row at `root` sink to its place among `size` rows from `begin`."""
     while 2 * root + 1 < size:
@@ -144,7 +144,7 @@ def _sift_down(edges, begin, root, size):
         root = child
 
 
-@kernel
+@inner
 def _sort_by_token(edges, begin, end):
     """Heap sort: in place, no worst case."""
     size = end - begin
@@ -155,14 +155,14 @@ def _sort_by_token(edges, begin, end):
         _sift_down(edges, begin, 0, last)
 
 
-@kernel
+@inner
 def _write_edge(edges, row, token, target, counts):
     edges[row, EDGE_TOKEN] = token
     edges[row, EDGE_TARGET] = target
     edges[row, EDGE_COUNT] = counts[target]
 
 
-@kernel
+@kernel(allocates=False)
 def _freeze(arrays, counts, states, edges):
     """Fill the frozen `states` and `edges` from the online tables."""
     end = np.int64(0)

@@ -86,10 +86,14 @@ def kernel(function=None, *, allocates: bool = True):
     return numba.njit(nogil=True, cache=_CACHE, error_model="numpy", **({} if allocates else _NO_COUNTING))(function)
 
 
-def inner(function):
-    """Compile a part of kernels, called by compiled code only: always inlined, never kept on disk by itself.
+def inner(function=None, *, inline: bool = True):
+    """Compile a part of kernels, called by compiled code only: inlined, never kept on disk by itself.
 
     A part found compiled on disk could only be called, not inlined, and a call that passes a tuple of arrays costs
-    more than most parts do. It allocates nothing.
+    more than most parts do. A part allocates nothing. ``@inner(inline=False)`` leaves the inlining to LLVM: for
+    larger parts, whose copies would make compiling slow.
     """
-    return numba.njit(nogil=True, error_model="numpy", inline="always", **_NO_COUNTING)(function)
+    if function is None:
+        return functools.partial(inner, inline=inline)
+    choice = "always" if inline else "never"
+    return numba.njit(nogil=True, error_model="numpy", inline=choice, **_NO_COUNTING)(function)

@@ -186,7 +186,7 @@ def preceding(trie, position):
     return (np.int64(block) << BLOCK_BITS) + BLOCK - 1 if block >= 0 else np.int64(-1)
 
 
-@inner
+@inner(inline=False)
 def place_token(trie, tail, token):
     """Write `token` behind `tail`, the last position of a document (-1: begin a document); returns its position.
 
@@ -243,7 +243,7 @@ def forget_block(trie, block, window):
     return first
 
 
-@inner
+@inner(inline=False)
 def _new_leaf(trie, parent, token, position):
     """Store a context seen for the first time, its successor being at `position`."""
     header, nodes, slots = trie.header, trie.nodes, trie.slots
@@ -290,7 +290,7 @@ def _free_successor(trie, entry):
     trie.header[LIVE_SUCCESSORS] -= 1
 
 
-@inner
+@inner(inline=False)
 def _count_successor(trie, node, token):
     """One more `token` after the context: its entry moves to the front; the 49th entry is dropped."""
     nodes, successors = trie.nodes, trie.successors
@@ -313,7 +313,7 @@ def _count_successor(trie, node, token):
         nodes[node, FIRST] = entry
 
 
-@inner
+@inner(inline=False)
 def _observe(trie, node, position, token):
     """The context `node`, seen before, is followed by `token` at `position`. Returns where its only successor had
     been if this is its second time (it is expanded then), else -1."""
@@ -328,7 +328,7 @@ def _observe(trie, node, position, token):
     return first_time
 
 
-@inner
+@inner(inline=False)
 def insert(trie, position):
     """Learn that the token at `position` follows the (up to 8) tokens before it in its document.
 
@@ -366,7 +366,7 @@ def insert(trie, position):
             _observe(trie, child, position, token)
 
 
-@inner
+@inner(inline=False)
 def _delete(trie, node):
     """Take a context out of the table (closing the gap) and put it on the free list."""
     header, nodes, slots = trie.header, trie.nodes, trie.slots
@@ -396,7 +396,7 @@ def _delete(trie, node):
     header[LIVE_NODES] -= 1
 
 
-@inner
+@inner(inline=False)
 def _forget_successor(trie, node, position):
     """Undo `_observe` (or the leaf) for the successor at `position`."""
     nodes, successors = trie.nodes, trie.successors
@@ -425,7 +425,7 @@ def _forget_successor(trie, node, position):
         _free_successor(trie, entry)
 
 
-@inner
+@inner(inline=False)
 def forget_from(trie, start, window):
     """Forget every context that begins with the token at `start`, the first token of its document.
 
@@ -451,7 +451,7 @@ def forget_from(trie, start, window):
                 _forget_successor(trie, node, position)
 
 
-@inner
+@inner(inline=False)
 def look_up(trie, window, n_window, path):
     """Find the stored suffixes of a context.
 

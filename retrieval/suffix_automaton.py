@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redraft.retrieval.kernel import kernel
+from redraft.retrieval.kernel import inner, kernel
 from redraft.retrieval.tokens import as_tokens
 
 __all__ = ["AutomatonArrays", "SuffixAutomaton"]
@@ -60,7 +60,7 @@ class AutomatonArrays(NamedTuple):
     edges: np.ndarray
 
 
-@kernel
+@inner
 def _slot(state, token, n_slots):
     """Where the probe for (state, token) starts. Products stay below 2**63: the same with and without compilation."""
     mixed = np.int64(state) * 0x5851F42D + np.int64(token) * 0x4C957F2D
@@ -68,7 +68,7 @@ def _slot(state, token, n_slots):
     return (((mixed >> 24) & 0x7FFFFFFF) * n_slots) >> 31
 
 
-@kernel
+@inner
 def _edge_row(edges, state, token):
     """Row of `edges` for (state, token), or the free row where it belongs."""
     n_slots = edges.shape[0]
@@ -80,7 +80,7 @@ def _edge_row(edges, state, token):
     return slot
 
 
-@kernel
+@inner
 def target_of(arrays, state, token):
     """The state that `token` leads to from `state`, -1 if it never followed there."""
     states, edges = arrays.states, arrays.edges
@@ -92,7 +92,7 @@ def target_of(arrays, state, token):
     return np.int64(edges[row, EDGE_TARGET]) if edges[row, EDGE_STATE] != 0 else np.int64(-1)
 
 
-@kernel
+@inner
 def _insert(arrays, state, token, target):
     """Put an edge into the table, at the head of its state's list."""
     states, edges = arrays.states, arrays.edges
@@ -104,7 +104,7 @@ def _insert(arrays, state, token, target):
     states[state, MORE] = row
 
 
-@kernel
+@inner
 def _add_edge(arrays, counters, state, token, target):
     """Add an edge that is not there yet."""
     states = arrays.states
@@ -117,7 +117,7 @@ def _add_edge(arrays, counters, state, token, target):
         _insert(arrays, state, token, target)
 
 
-@kernel
+@kernel(allocates=False)
 def _move_edges(old, arrays):
     """Insert the edges of the table `old` into the larger, empty table of `arrays`."""
     for row in range(old.shape[0]):
@@ -128,7 +128,7 @@ def _move_edges(old, arrays):
             _insert(arrays, old[row, EDGE_STATE] - 1, old[row, EDGE_TOKEN], old[row, EDGE_TARGET])
 
 
-@kernel
+@inner
 def _new_state(arrays, counters, length, first_end):
     """Number of a new state without link and edges."""
     states = arrays.states
@@ -141,7 +141,7 @@ def _new_state(arrays, counters, length, first_end):
     return state
 
 
-@kernel
+@inner
 def _split(arrays, counters, parent, token, target):
     """A new state for those substrings of `target` that are at most one longer than `parent`."""
     states, edges = arrays.states, arrays.edges
@@ -163,7 +163,7 @@ def _split(arrays, counters, parent, token, target):
     return clone
 
 
-@kernel
+@kernel(allocates=False)
 def _extend(arrays, counters, position_states, tokens):
     """Append `tokens` to the open document; returns how many fitted.
 
@@ -212,7 +212,7 @@ def _extend(arrays, counters, position_states, tokens):
     return tokens.shape[0]
 
 
-@kernel
+@kernel(allocates=False)
 def _longest_match(arrays, context):
     """(state, length) of the longest suffix of `context` that occurs in a document."""
     states = arrays.states
@@ -229,7 +229,7 @@ def _longest_match(arrays, context):
     return state, length
 
 
-@kernel
+@kernel(allocates=False)
 def _by_length(states, starts, order):
     """Counting sort: order = the states from shortest to longest. starts: zeros, two more than the longest length."""
     for state in range(order.shape[0]):
@@ -242,7 +242,7 @@ def _by_length(states, starts, order):
         starts[length] += 1
 
 
-@kernel
+@kernel(allocates=False)
 def _total(states, order, position_states, counts, last_ends):
     """Fill counts (given as zeros) and last_ends (given as -1): see `SuffixAutomaton.totals`.
 

@@ -1,0 +1,180 @@
+"""The draft tree: the most probable nodes first, until the budget is spent.
+
+The expected number of accepted tokens is the sum of the nodes' path probabilities, and no child is more probable than
+its parent; so the n most probable nodes are a tree, and the best tree of n nodes (the argument of OPT-Tree, Wang et
+al. 2024, and EAGLE-2). They are found best-first: take the best open candidate, make it a node, evaluate what may
+follow it, and open those candidates.
+
+Deep nodes are chosen for being over-rated, so the order discounts each level by `DISCOUNT`; the probability reported
+does not. A node whose children could not come into the tree is not evaluated.
+
+Cost: one evaluation (`blend`) per expanded node, about two thirds of the budget.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from redraft.retrieval import blend
+from redraft.retrieval import evidence as ev
+from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.kernel import inner, kernel
+from redraft.retrieval.sources import proposal
+
+__all__ = ["DISCOUNT", "MAX_BUDGET", "Workspace", "draft_tree", "follow_tokens", "learn_tokens", "new_workspace"]
+
+DISCOUNT = 0.95
+MAX_BUDGET = 512
+MAX_DEPTH = 48
+NEGLIGIBLE = 0.016  # an open candidate is dropped below this, divided by the budget
+EXPANSION = 0.5  # a node is evaluated if its rank times this would still come into the tree
+
+
+class Workspace(NamedTuple):
+    """Buffers of one thread, reused from call to call.
+
+    places, ballot: see blend; tokens, parents: int32[512], probs: float32[512], sources: uint8[512]: the tree;
+    depths: int32[512] of its nodes; open_*: the open candidates, best last.
+    """
+
+    places: blend.Places
+    ballot: ev.Ballot
+    tokens: np.ndarray
+    parents: np.ndarray
+    probs: np.ndarray
+    sources: np.ndarray
+    depths: np.ndarray
+    open_ranks: np.ndarray
+    open_probs: np.ndarray
+    open_nodes: np.ndarray
+
+
+def new_workspace() -> Workspace:
+    n = MAX_BUDGET
+    return Workspace(
+        blend.new_places(n + 1),
+        ev.new_ballot(),
+        np.zeros(n, np.int32),
+        np.zeros(n, np.int32),
+        np.zeros(n, np.float32),
+        np.zeros(n, np.uint8),
+        np.zeros(n, np.int32),
+        np.zeros(n, np.float64),
+        np.zeros(n, np.float64),
+        np.zeros((n, 3), np.int32),  # token, parent, source
+    )
+
+
+@inner(inline=False)
+def _open(work, n_open, room, rank, prob, token, parent, source):
+    """Insert a candidate in order of rank, keeping the best `room`; returns how many are open. Best last."""
+    ranks, probs, nodes = work.open_ranks, work.open_probs, work.open_nodes
+    if n_open == room:
+        # the worst (first) makes way
+        at = 0
+        while at + 1 < n_open and ranks[at + 1] < rank:
+            ranks[at], probs[at] = ranks[at + 1], probs[at + 1]
+            nodes[at, 0], nodes[at, 1], nodes[at, 2] = nodes[at + 1, 0], nodes[at + 1, 1], nodes[at + 1, 2]
+            at += 1
+    else:
+        at = n_open
+        while at > 0 and ranks[at - 1] >= rank:
+            ranks[at], probs[at] = ranks[at - 1], probs[at - 1]
+            nodes[at, 0], nodes[at, 1], nodes[at, 2] = nodes[at - 1, 0], nodes[at - 1, 1], nodes[at - 1, 2]
+            at -= 1
+        n_open += 1
+    ranks[at], probs[at] = rank, prob
+    nodes[at, 0], nodes[at, 1], nodes[at, 2] = token, parent, source
+    return n_open
+
+
+@inner(inline=False)
+def _expand(knowledge, work, draft, enabled, node, n_open, room, floor, min_prob):
+    """Evaluate the place behind `node` (-1: the root) and open its candidates; returns how many are open."""
+    places, ballot = work.places, work.ballot
+    blend.gather(knowledge, places, node + 1, ballot, draft, enabled)
+    blend.score(knowledge.model, ballot)
+    above, depth = 1.0, 1
+    if node >= 0:
+        above, depth = np.float64(work.probs[node]), work.depths[node] + 1
+    discount = DISCOUNT**depth
+    for row in range(ballot.header[0]):
+        prob = above * ballot.scores[row]
+        rank = prob * discount
+        if rank < floor or prob < min_prob or (n_open == room and rank <= work.open_ranks[0]):
+            continue
+        slot = blend.strongest_slot(knowledge.model, ballot, row)
+        n_open = _open(work, n_open, room, rank, prob, ballot.tokens[row], node, ev.SLOT_SOURCE[slot])
+    return n_open
+
+
+@kernel(allocates=False)
+def draft_tree(knowledge, state, work, draft, enabled, max_nodes, min_prob):
+    """Grow a tree into `work.tokens` etc.; returns its number of nodes.
+
+    Args:
+        state: Places of the session (one place); not changed.
+        draft: the caller's own (tokens int32[m], parents int32[m], probs float32[m]).
+        min_prob: a node's path probability must reach this.
+    """
+    places = work.places
+    blend.copy_place(state, places)
+    places.proposed[0] = -1 if len(draft[0]) else -2
+    floor = NEGLIGIBLE / max_nodes
+    n_open = _expand(knowledge, work, draft, enabled, -1, 0, max_nodes, floor, min_prob)
+    n = 0
+    while n < max_nodes and n_open > 0:
+        n_open -= 1
+        rank, prob = work.open_ranks[n_open], work.open_probs[n_open]
+        token, parent = work.open_nodes[n_open, 0], work.open_nodes[n_open, 1]
+        work.tokens[n], work.parents[n] = token, parent
+        work.probs[n], work.sources[n] = prob, work.open_nodes[n_open, 2]
+        work.depths[n] = work.depths[parent] + 1 if parent >= 0 else 1
+        n += 1
+        room = max_nodes - n
+        if room == 0 or work.depths[n - 1] >= MAX_DEPTH:
+            continue
+        if n_open > room:  # the worst can no longer come in
+            surplus = n_open - room
+            for at in range(room):
+                work.open_ranks[at], work.open_probs[at] = work.open_ranks[at + surplus], work.open_probs[at + surplus]
+                for column in range(3):
+                    work.open_nodes[at, column] = work.open_nodes[at + surplus, column]
+            n_open = room
+        if n_open == room and EXPANSION * rank <= work.open_ranks[0]:
+            continue
+        blend.advance(knowledge, places, parent + 1, n, token)
+        places.proposed[n] = proposal.follow(draft[0], draft[1], places.proposed[parent + 1], token)
+        n_open = _expand(knowledge, work, draft, enabled, n - 1, n_open, room, floor, min_prob)
+    return n
+
+
+@kernel(allocates=False)
+def learn_tokens(knowledge, state, tail, ballot, tokens, begin, draft, enabled):
+    """The target wrote tokens[begin:]: learn from each what the evidence said of it, then take it into the session.
+
+    `tail` is the position of the session's last token (-1: none). Returns (tail, done) as `append_tokens` does; what
+    `done` leaves is to be learned with `grown` arrays.
+    """
+    tail = np.int64(tail)
+    done = np.int64(begin)
+    while done < len(tokens) and pt.has_room(knowledge.session):
+        token = tokens[done]
+        blend.gather(knowledge, state, 0, ballot, draft, enabled)
+        blend.score(knowledge.model, ballot)
+        blend.learn(knowledge.model, ballot, token)
+        state.proposed[0] = proposal.follow(draft[0], draft[1], state.proposed[0], token)
+        blend.advance(knowledge, state, 0, 0, token)
+        tail = pt.place_token(knowledge.session, tail, token)
+        pt.insert(knowledge.session, tail)
+        done += 1
+    return tail, done
+
+
+@kernel(allocates=False)
+def follow_tokens(knowledge, state, tokens):
+    """Move the session's place over `tokens` without learning: the end of a prompt, or a changed set of indexes."""
+    for token in tokens:
+        blend.advance(knowledge, state, 0, 0, token)

@@ -1,0 +1,270 @@
+"""One calibrated distribution from every source.
+
+For one place in the tree, `gather` collects the candidates and the evidence for each; this function is the list of
+sources. `score` turns evidence into probabilities: with s the strength of a cell, b its bias and w the weights of the
+set of kinds of evidence that name the candidate,
+
+    d(c) = w0 + sum over slots of (w s + b)        P(c) = exp d(c) / (1 + sum over candidates of exp d(c'))
+
+the 1 standing for "none of these". `learn` is one step of gradient descent on the log loss of that softmax for the
+weights and biases, and counts hits and trials in the cells. It is called once per committed token, on the evidence
+there was before it: what the target writes is the only teacher.
+
+It is logistic mixing as in the PAQ compressors (Mahoney 2005) over learned PPM escapes, with the weights chosen by
+which evidence is present. Cost: about 1.5 microseconds a place; a place is evaluated once per expanded node and once
+per committed token.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from redraft.retrieval import evidence as ev
+from redraft.retrieval import frozen_automaton as fa
+from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.draft_tree import Source
+from redraft.retrieval.kernel import inner
+from redraft.retrieval.sources import contexts, copy_pointer, corpus, proposal, recycling
+
+WEIGHT_RATE = 0.005
+BIAS_RATE = 0.03
+MAX_TRIALS = 255
+MIN_RATE = 1e-4
+
+# bits of `enabled`
+_SESSION, _MEMORY, _CORPUS, _POINTER = Source.SESSION, Source.MEMORY, Source.CORPUS, Source.POINTER
+_RECYCLING, _SKIP, _FREQUENT, _CALLER = Source.RECYCLING, Source.SKIP, Source.FREQUENT, Source.CALLER
+
+# columns of Places.pointers
+SESSION_POINTER, MEMORY_POINTER = 0, 3
+
+
+class Knowledge(NamedTuple):
+    """All that a draft may look at. Arrays are shared with their owners, never copied.
+
+    session, memory: PrefixTrie; frequent: int32[16], -1 = end; corpora: tuple of FrozenAutomaton;
+    recycled, recycled_base: RecyclingTable of the session and of the namespace; successor_ids: int32[V, 8],
+    successor_probs: float32[V, 8] (V = 0: no table); model: Model.
+    """
+
+    session: pt.PrefixTrie
+    memory: pt.PrefixTrie
+    frequent: np.ndarray
+    corpora: tuple
+    recycled: tuple
+    recycled_base: tuple
+    successor_ids: np.ndarray
+    successor_probs: np.ndarray
+    model: tuple
+
+
+class Places(NamedTuple):
+    """Where each source stands at each place; place 0 is the committed text, place i + 1 node i of the tree.
+
+    windows: int32[n, 8]  last tokens, newest first; filled: int32[n]  how many are valid;
+    pointers: int64[n, 6]  copy pointers of session and memory; cursors: int32[n, 2 * MAX_CORPORA]  state, length;
+    proposed: int32[n]  node of the caller's draft (-1 its root, -2 none); now: int64[n]  tokens so far;
+    path: int32[8]  buffer for look-ups.
+    """
+
+    windows: np.ndarray
+    filled: np.ndarray
+    pointers: np.ndarray
+    cursors: np.ndarray
+    proposed: np.ndarray
+    now: np.ndarray
+    path: np.ndarray
+
+
+def new_places(n: int) -> Places:
+    """Room for `n` places; place 0 stands at the beginning of an empty text."""
+    places = Places(
+        np.full((n, pt.MAX_CONTEXT), -1, np.int32),
+        np.zeros(n, np.int32),
+        np.zeros((n, 6), np.int64),
+        np.zeros((n, 2 * ev.MAX_CORPORA), np.int32),
+        np.full(n, -2, np.int32),
+        np.zeros(n, np.int64),
+        np.zeros(pt.MAX_CONTEXT, np.int32),
+    )
+    places.pointers[0, SESSION_POINTER] = places.pointers[0, MEMORY_POINTER] = -1
+    return places
+
+
+@inner(inline=False)
+def copy_place(source, target):
+    """Place 0 of `target` becomes place 0 of `source`, but for the caller's draft."""
+    target.filled[0], target.now[0] = source.filled[0], source.now[0]
+    for column in range(pt.MAX_CONTEXT):
+        target.windows[0, column] = source.windows[0, column]
+    for column in range(6):
+        target.pointers[0, column] = source.pointers[0, column]
+    for column in range(2 * ev.MAX_CORPORA):
+        target.cursors[0, column] = source.cursors[0, column]
+
+
+@inner(inline=False)
+def advance(knowledge, places, source, target, token):
+    """Place `target` is place `source` and then `token` (source = target moves it)."""
+    windows = places.windows
+    for back in range(pt.MAX_CONTEXT - 1, 0, -1):
+        windows[target, back] = windows[source, back - 1]
+    windows[target, 0] = token
+    places.filled[target] = min(places.filled[source] + 1, pt.MAX_CONTEXT)
+    places.now[target] = places.now[source] + 1
+    for column in range(6):
+        places.pointers[target, column] = places.pointers[source, column]
+    copy_pointer.step(knowledge.session, places.pointers, target, SESSION_POINTER, token)
+    copy_pointer.step(knowledge.memory, places.pointers, target, MEMORY_POINTER, token)
+    for index in range(len(knowledge.corpora)):
+        state, length = fa.frozen_advance(
+            knowledge.corpora[index],
+            places.cursors[source, 2 * index],
+            places.cursors[source, 2 * index + 1],
+            token,
+            corpus.MAX_CONTEXT,
+        )
+        places.cursors[target, 2 * index] = state
+        places.cursors[target, 2 * index + 1] = length
+
+
+@inner
+def _uses(enabled, source):
+    return enabled >> source & 1
+
+
+@inner(inline=False)
+def gather(knowledge, places, place, ballot, draft, enabled):
+    """Collect the candidates at a place, and the evidence for each. THE LIST OF SOURCES.
+
+    `draft` is the caller's own (tokens, parents, probs). `enabled` has a bit per `Source`. Candidates are few (32), so
+    the sources stand in order of how much they know.
+    """
+    ev.clear(ballot)
+    window, filled, path, pointers = places.windows[place], places.filled[place], places.path, places.pointers
+    last = window[0] if filled > 0 else -1
+    before_last = window[1] if filled > 1 else -1
+
+    if _uses(enabled, _CALLER):  # the caller's own draft
+        proposal.add_proposed(ballot, draft[0], draft[1], draft[2], places.proposed[place])
+
+    session_total, session_distinct, session_length = 0, 0, 0
+    if _uses(enabled, _SESSION):  # this session's text
+        stored, session_length = pt.look_up(knowledge.session, window, filled, path)
+        session_total, session_distinct = contexts.add_contexts(
+            ballot, knowledge.session, path, stored, session_length,
+            ev.SESSION_FIRST, ev.SESSION_NEXT, ev.SESSION_FIRST_CELLS, ev.SESSION_NEXT_CELLS, ev.BY_SESSION,
+        )  # fmt: skip
+        if _uses(enabled, _POINTER):  # and the passage of it that is being copied
+            copy_pointer.seat(knowledge.session, pointers, place, SESSION_POINTER, path, stored, session_length)
+            copy_pointer.add_pointed(
+                ballot, knowledge.session, pointers, place, SESSION_POINTER,
+                ev.SESSION_POINTER, ev.SESSION_POINTER_CELLS,
+            )  # fmt: skip
+
+    memory_total, memory_distinct, memory_length = 0, 0, 0
+    if _uses(enabled, _MEMORY):  # earlier outputs of the namespace
+        stored, memory_length = pt.look_up(knowledge.memory, window, filled, path)
+        memory_total, memory_distinct = contexts.add_contexts(
+            ballot, knowledge.memory, path, stored, memory_length,
+            ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.BY_MEMORY,
+        )  # fmt: skip
+        if _uses(enabled, _POINTER):
+            copy_pointer.seat(knowledge.memory, pointers, place, MEMORY_POINTER, path, stored, memory_length)
+            copy_pointer.add_pointed(
+                ballot, knowledge.memory, pointers, place, MEMORY_POINTER,
+                ev.MEMORY_POINTER, ev.MEMORY_POINTER_CELLS,
+            )  # fmt: skip
+
+    if _uses(enabled, _RECYCLING) and last >= 0:  # the target's own earlier opinions
+        recycling.add_recycled(
+            ballot, knowledge.recycled, knowledge.recycled_base,
+            knowledge.successor_ids, knowledge.successor_probs, before_last, last,
+        )  # fmt: skip
+
+    corpus_total, corpus_distinct, corpus_length = 0, 0, 0
+    if _uses(enabled, _CORPUS):  # corpus indexes
+        for index in range(len(knowledge.corpora)):
+            length = places.cursors[place, 2 * index + 1]
+            total, distinct = corpus.add_corpus(
+                ballot, knowledge.corpora[index], places.cursors[place, 2 * index], length
+            )
+            if total > 0 and length > corpus_length:
+                corpus_total, corpus_distinct, corpus_length = total, distinct, length
+
+    if _uses(enabled, _SKIP) and before_last >= 0:  # contexts that skip a token
+        contexts.add_skips(ballot, knowledge.session, before_last, ev.SESSION_SKIP, ev.SESSION_SKIP_CELLS)
+        contexts.add_skips(ballot, knowledge.memory, before_last, ev.MEMORY_SKIP, ev.MEMORY_SKIP_CELLS)
+
+    if _uses(enabled, _FREQUENT):  # the memory's most frequent tokens
+        contexts.add_frequent(ballot, knowledge.frequent)
+
+    # What a matching source did not name is evidence as well, and so is how long ago a token was used.
+    if session_total > 0:
+        cell = ev.absent_cell(ev.SESSION_ABSENT_CELLS, session_length, session_total, session_distinct)
+        contexts.mark_absent(ballot, ev.SESSION_FIRST, cell)
+    if memory_total > 0:
+        cell = ev.absent_cell(ev.MEMORY_ABSENT_CELLS, memory_length, memory_total, memory_distinct)
+        contexts.mark_absent(ballot, ev.MEMORY_FIRST, cell)
+    if corpus_total > 0:
+        cell = ev.absent_cell(ev.CORPUS_ABSENT_CELLS, corpus_length, corpus_total, corpus_distinct)
+        contexts.mark_absent(ballot, ev.CORPUS_FIRST, cell)
+    if _uses(enabled, _SESSION):
+        contexts.add_ages(ballot, knowledge.session, places.now[place], last, before_last)
+
+
+@inner(inline=False)
+def score(model, ballot):
+    """Fill `ballot.scores` with P(candidate) for every candidate."""
+    n = ballot.header[0]
+    scores, strength, bias, weights = ballot.scores, model.strength, model.bias, model.weights
+    total = 1.0
+    for row in range(n):
+        named_by = ballot.named_by[row]
+        d = np.float32(weights[named_by, ev.N_SLOTS])
+        for slot in range(ev.N_SLOTS):
+            cell = ballot.cells[row, slot]
+            d += weights[named_by, slot] * strength[cell] + bias[cell]
+        scores[row] = math.exp(min(np.float64(d), 30.0))
+        total += scores[row]
+    scale = 1.0 / total
+    for row in range(n):
+        scores[row] *= scale
+
+
+@inner(inline=False)
+def strongest_slot(model, ballot, row):
+    """The slot whose evidence speaks most for a candidate; names the node's source."""
+    best, best_strength = ev.AGE, np.float32(-1e30)
+    for slot in range(ev.N_SLOTS):
+        cell = ballot.cells[row, slot]
+        absent = ev.SESSION_ABSENT_CELLS <= cell < ev.SESSION_POINTER_CELLS
+        if cell and not absent and slot != ev.AGE and model.strength[cell] > best_strength:
+            best, best_strength = slot, model.strength[cell]
+    return best
+
+
+@inner(inline=False)
+def learn(model, ballot, token):
+    """The target wrote `token` where `ballot` (scored) was open."""
+    rate, trials, strength, bias, weights = model.rate, model.trials, model.strength, model.bias, model.weights
+    for row in range(ballot.header[0]):
+        hit = np.float32(1.0 if ballot.tokens[row] == token else 0.0)
+        error = hit - np.float32(ballot.scores[row])
+        named_by = ballot.named_by[row]
+        weights[named_by, ev.N_SLOTS] += np.float32(WEIGHT_RATE) * error
+        for slot in range(ev.N_SLOTS):
+            cell = ballot.cells[row, slot]
+            if cell == 0:
+                continue
+            weights[named_by, slot] += np.float32(WEIGHT_RATE) * error * strength[cell]
+            if not ev.SESSION_ABSENT_CELLS <= cell < ev.SESSION_POINTER_CELLS:
+                bias[cell] += np.float32(BIAS_RATE) * error
+            n = min(trials[cell] + np.float32(1.0), np.float32(MAX_TRIALS))
+            p = rate[cell] + (hit - rate[cell]) / (n + np.float32(0.5))
+            trials[cell], rate[cell] = n, p
+            p = min(max(p, np.float32(MIN_RATE)), np.float32(1.0 - MIN_RATE))
+            strength[cell] = np.float32(math.log(p / (np.float32(1.0) - p)))

@@ -1,0 +1,160 @@
+"""The drafter in process: namespaces, indexes and sessions behind one object.
+
+`DraftClient` (redraft.client) has the same interface, over gRPC.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+import numpy as np
+
+from redraft.retrieval import best_first, frozen_automaton
+from redraft.retrieval.candidates import Candidates
+from redraft.retrieval.config import DraftConfig
+from redraft.retrieval.draft_tree import DraftTree, Source
+from redraft.retrieval.evidence import MAX_CORPORA
+from redraft.retrieval.index_directory import CorpusIndex, open_index
+from redraft.retrieval.namespace import Namespace
+from redraft.retrieval.session import Session
+from redraft.retrieval.token_recycling import WIDTH, new_table
+from redraft.retrieval.tokens import as_tokens
+
+__all__ = ["Drafter"]
+
+_NO_CORPUS = (frozen_automaton.as_frozen(np.zeros((2, 5), np.int32), np.zeros((0, 3), np.int32)),)
+
+
+class Drafter:
+    """Drafts for any number of sessions. Safe to use from several threads.
+
+    Args:
+        config: settings; `DraftConfig()` accepts any token id.
+        indexes: directories of corpus indexes, at most 4. The successors of all are candidates; the first index that
+            names a token gives it its evidence.
+    Raises IndexFormatError for an index that cannot be used, ValueError for too many.
+    """
+
+    def __init__(self, config: DraftConfig | None = None, indexes=()):
+        self.config = config or DraftConfig()
+        self.corpora: tuple = _NO_CORPUS
+        self.no_recycling = new_table(0)
+        self.successor_ids = np.empty((0, WIDTH), np.int32)
+        self.successor_probs = np.empty((0, WIDTH), np.float32)
+        self.enabled = sum(1 << i for i, name in enumerate(Source.NAMES) if name not in self.config.disabled)
+        self._indexes: dict[str, CorpusIndex] = {}
+        self._namespaces: dict[str, Namespace] = {}
+        self._sessions: dict[int, Session] = {}
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        for path in indexes:
+            self.load_index(path)
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+    def open(self, prompt_ids=(), namespace: str = "default") -> Session:
+        """Begin a session with a prompt (int32-like[n], copied; may be empty). Raises ValueError, TypeError."""
+        prompt = np.array(as_tokens(prompt_ids, self.config.vocab_size, what="prompt_ids"))
+        if not isinstance(namespace, str):
+            raise TypeError(f"namespace: wanted a string, got {type(namespace).__name__}")
+        session = Session(self, next(self._ids), self._namespace(namespace), prompt)
+        with self._lock:
+            self._sessions[session.id] = session
+        return session
+
+    def step(self, items) -> list[DraftTree]:
+        """Commit and draft for a batch: one tree per item, in order.
+
+        Each item is (session, tokens[, candidates[, hidden[, proposal]]]). All are committed before any is drafted.
+        """
+        items = [tuple(item) + (None,) * (5 - len(item)) for item in items]
+        for session, tokens, candidates, hidden, _ in items:
+            session.commit(tokens, candidates, hidden)
+        return [session.draft(proposal=proposal) for session, *_, proposal in items]
+
+    def discard(self, session: Session) -> None:
+        """Called by a session that closes."""
+        with self._lock:
+            self._sessions.pop(session.id, None)
+
+    @property
+    def n_sessions(self) -> int:
+        return len(self._sessions)
+
+    # --- namespaces --------------------------------------------------------------------------------------------------
+    def _namespace(self, name: str) -> Namespace:
+        with self._lock:
+            if name not in self._namespaces:
+                self._namespaces[name] = Namespace(name, self.config.memory_tokens)
+            return self._namespaces[name]
+
+    def forget(self, namespace: str, session_id: int | None = None) -> bool:
+        """Forget a whole namespace, or the output of one closed session; returns whether there was anything."""
+        with self._lock:
+            found = self._namespaces.get(namespace)
+        if found is None:
+            return False
+        if session_id is None:
+            found.forget()
+            return True
+        with found.lock:
+            return found.memory.forget(session_id)
+
+    # --- indexes -----------------------------------------------------------------------------------------------------
+    @property
+    def index_paths(self) -> list[str]:
+        return list(self._indexes)
+
+    def load_index(self, path) -> CorpusIndex:
+        """Open an index; sessions use it from their next step. An index loaded again is opened anew (hot swap)."""
+        path = os.fspath(path)
+        with self._lock:
+            if path not in self._indexes and len(self._indexes) == MAX_CORPORA:
+                raise ValueError(f"at most {MAX_CORPORA} indexes can be open, got one more: {path}")
+            index = open_index(
+                path, tokenizer_fingerprint=self.config.tokenizer_fingerprint, vocab_size=self.config.vocab_size
+            )
+            self._indexes[path] = index
+            self._use_indexes()
+        return index
+
+    def unload_index(self, path) -> None:
+        """Stop using an index; its memory is unmapped when the last session has moved on. Raises KeyError."""
+        with self._lock:
+            path = os.fspath(path)
+            if path not in self._indexes:
+                raise KeyError(f"no index {path} is open; open are: {', '.join(self._indexes) or 'none'}")
+            del self._indexes[path]
+            self._use_indexes()
+
+    def _use_indexes(self) -> None:
+        self.corpora = tuple(index.automaton for index in self._indexes.values()) or _NO_CORPUS
+
+    # --- life --------------------------------------------------------------------------------------------------------
+    def warmup(self) -> None:
+        """Compile (or load) every kernel that a session can reach, with the indexes that are open now."""
+        other = Drafter(DraftConfig())
+        other.corpora = self.corpora
+        other.successor_ids, other.successor_probs = self.successor_ids, self.successor_probs
+        for _ in range(2):
+            with other.open(np.arange(40) % 7) as session:
+                for _ in range(12):
+                    session.commit([1, 2, 3, 4, 5, 6, 0, 1], Candidates.checked([1], [0], [[2, 3]], [[0.5, 0.2]]))
+                    session.draft(proposal=[2, 3])
+                session.truncate(20)
+        other._namespaces["default"].memory.refresh_frequent()
+        other.forget("default", 1)
+
+    def close(self) -> None:
+        """Close all sessions and indexes."""
+        for session in list(self._sessions.values()):
+            session.close()
+        self._indexes.clear()
+        self.corpora = _NO_CORPUS
+
+    def __enter__(self) -> Drafter:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()

@@ -1,0 +1,233 @@
+"""The layout of evidence: what a source can say about a candidate token, and where that is learned.
+
+A candidate is judged by *cells*. A cell is one situation ("the session's longest match has 3 tokens, this successor
+was seen twice, others never, it is the most recent one") and holds how often a candidate in that situation was right.
+Every source owns one or two *slots*, and puts into a candidate's slot the number of the cell that describes it. What a
+source adds is thus one integer per candidate; `blend.py` does the arithmetic, the same for all.
+
+This file lists the slots and lays the cells of all sources out in one table. To add a source: give it a slot here, a
+file in `sources/`, and a line in `blend.gather`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from redraft.retrieval.draft_tree import Source
+from redraft.retrieval.kernel import inner
+
+MAX_CANDIDATES = 32  # per place in the tree
+MAX_CORPORA = 4  # indexes asked at once
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+(
+    SESSION_FIRST,  # longest context of this session that names the candidate
+    SESSION_NEXT,  # the next shorter one with more occurrences
+    MEMORY_FIRST,
+    MEMORY_NEXT,
+    CORPUS_FIRST,
+    CORPUS_NEXT,
+    SESSION_POINTER,
+    MEMORY_POINTER,
+    SESSION_SKIP,
+    MEMORY_SKIP,
+    FREQUENT,
+    AGE,
+    RECYCLED_PAIR,  # Token Recycling, by the last two tokens
+    RECYCLED,  # by the last token
+    SUCCESSOR_TABLE,  # the model's own static table
+    CALLER,
+    N_SLOTS,
+) = range(17)
+
+# Which kind of evidence names a candidate: chooses the weights it is judged by.
+BY_SESSION, BY_MEMORY, BY_CORPUS, BY_POINTER, BY_SKIP, BY_RECYCLING, BY_CALLER = (1 << i for i in range(7))
+N_SETS = 1 << 7
+
+# slot -> Source id reported for a node
+SLOT_SOURCE = np.array(
+    [
+        Source.SESSION, Source.SESSION, Source.MEMORY, Source.MEMORY, Source.CORPUS, Source.CORPUS,
+        Source.POINTER, Source.POINTER, Source.SKIP, Source.SKIP, Source.FREQUENT, Source.FREQUENT,
+        Source.RECYCLING, Source.RECYCLING, Source.RECYCLING, Source.CALLER,
+    ],
+    np.uint8,
+)  # fmt: skip
+
+# --- cells -----------------------------------------------------------------------------------------------------------
+N_ORDERS, N_LENGTHS, N_COUNTS, N_RESTS = 3, 10, 5, 7
+_FIRST_CELLS = N_ORDERS * N_LENGTHS * N_COUNTS * N_RESTS * 2
+_NEXT_CELLS = N_LENGTHS * 6 * 8
+_ABSENT_CELLS = N_LENGTHS * 6 * 5
+_POINTER_CELLS = 8 * 16 * 2
+_SKIP_CELLS = 6 * 4 * 6
+_FREQUENT_CELLS = 16
+_AGE_CELLS = 16 * 2 * 2
+_RECYCLED_CELLS = 8 * 8
+_CALLER_CELLS = 8 * 8 * 2
+
+_sizes = [1]  # cell 0 is "no evidence": it weighs nothing and learns nothing
+
+
+def _cells(size: int) -> int:
+    """Reserve `size` cells; returns the number of the first."""
+    _sizes.append(size)
+    return sum(_sizes[:-1])
+
+
+SESSION_FIRST_CELLS, MEMORY_FIRST_CELLS, CORPUS_FIRST_CELLS = (_cells(_FIRST_CELLS) for _ in range(3))
+SESSION_NEXT_CELLS, MEMORY_NEXT_CELLS, CORPUS_NEXT_CELLS = (_cells(_NEXT_CELLS) for _ in range(3))
+SESSION_ABSENT_CELLS, MEMORY_ABSENT_CELLS, CORPUS_ABSENT_CELLS = (_cells(_ABSENT_CELLS) for _ in range(3))
+SESSION_POINTER_CELLS, MEMORY_POINTER_CELLS = (_cells(_POINTER_CELLS) for _ in range(2))
+SESSION_SKIP_CELLS, MEMORY_SKIP_CELLS = (_cells(_SKIP_CELLS) for _ in range(2))
+FREQUENT_CELLS = _cells(_FREQUENT_CELLS)
+AGE_CELLS = _cells(_AGE_CELLS)
+RECYCLED_PAIR_CELLS, RECYCLED_CELLS, SUCCESSOR_TABLE_CELLS = (_cells(_RECYCLED_CELLS) for _ in range(3))
+CALLER_CELLS = _cells(_CALLER_CELLS)
+N_CELLS = sum(_sizes)
+
+
+class Ballot(NamedTuple):
+    """The candidates for one place and the evidence for each.
+
+    tokens: int32[32]; named_by: int32[32]  BY_* bits; cells: int32[32, N_SLOTS]  cell per slot, 0 = none;
+    scores: float64[32]  filled by `blend.score`; lookup: int64[128]  open addressing, stamp << 8 | candidate;
+    header: int64[2]  number of candidates, stamp.
+    """
+
+    tokens: np.ndarray
+    named_by: np.ndarray
+    cells: np.ndarray
+    scores: np.ndarray
+    lookup: np.ndarray
+    header: np.ndarray
+
+
+def new_ballot() -> Ballot:
+    return Ballot(
+        np.zeros(MAX_CANDIDATES, np.int32),
+        np.zeros(MAX_CANDIDATES, np.int32),
+        np.zeros((MAX_CANDIDATES, N_SLOTS), np.int32),
+        np.zeros(MAX_CANDIDATES, np.float64),
+        np.zeros(128, np.int64),
+        np.zeros(2, np.int64),
+    )
+
+
+@inner(inline=False)
+def clear(ballot):
+    """Begin another place."""
+    ballot.header[0] = 0
+    ballot.header[1] += 1
+
+
+@inner(inline=False)
+def candidate(ballot, token):
+    """The row of `token`, added if it is new and there is room; -1 if there is none."""
+    if token < 0:
+        return np.int64(-1)
+    lookup, header = ballot.lookup, ballot.header
+    stamp = header[1] << 8
+    slot = (np.int64(token) * 0x9E3779B1 >> 16) & 127
+    while True:
+        entry = lookup[slot]
+        if entry < stamp:
+            break
+        row = entry & 255
+        if ballot.tokens[row] == token:
+            return row
+        slot = (slot + 1) & 127
+    row = header[0]
+    if row == MAX_CANDIDATES:
+        return np.int64(-1)
+    header[0] = row + 1
+    lookup[slot] = stamp | row
+    ballot.tokens[row] = token
+    ballot.named_by[row] = 0
+    ballot.cells[row, :] = 0
+    return row
+
+
+# --- buckets ---------------------------------------------------------------------------------------------------------
+@inner(inline=False)
+def length_bucket(length):
+    """1, 2, 3, 4, 5-6, 7-9, 10-14, 15-22, 23-40, 41+."""
+    if length <= 4:
+        return length - 1
+    if length <= 9:
+        return 4 if length <= 6 else 5
+    if length <= 22:
+        return 6 if length <= 14 else 7
+    return 8 if length <= 40 else 9
+
+
+@inner(inline=False)
+def count_bucket(count):
+    """1, 2, 3-4, 5-8, 9+."""
+    if count <= 2:
+        return count - 1
+    if count <= 8:
+        return 2 if count <= 4 else 3
+    return 4
+
+
+@inner(inline=False)
+def rest_bucket(rest):
+    """0, 1, 2, 3-5, 6-12, 13-40, 41+."""
+    if rest <= 2:
+        return rest
+    if rest <= 12:
+        return 3 if rest <= 5 else 4
+    return 5 if rest <= 40 else 6
+
+
+@inner(inline=False)
+def total_bucket(total):
+    """1, 2, 3-4, 5-8, 9-24, 25+."""
+    if total <= 2:
+        return total - 1
+    if total <= 8:
+        return 2 if total <= 4 else 3
+    return 4 if total <= 24 else 5
+
+
+@inner(inline=False)
+def probability_bucket(p):
+    """Edges .01, .03, .1, .25, .5, .8, .95."""
+    if p < 0.1:
+        return 0 if p < 0.01 else (1 if p < 0.03 else 2)
+    if p < 0.5:
+        return 3 if p < 0.25 else 4
+    return 5 if p < 0.8 else (6 if p < 0.95 else 7)
+
+
+@inner(inline=False)
+def first_cell(base, order, length, count, total, is_latest):
+    bucket = (order * N_LENGTHS + length_bucket(length)) * N_COUNTS + count_bucket(count)
+    return base + (bucket * N_RESTS + rest_bucket(max(total - count, 0))) * 2 + is_latest
+
+
+@inner(inline=False)
+def next_cell(base, length, count, total):
+    counts = 0 if count == 1 else 1 if count == 2 else 2 if count <= 4 else 3 if count <= 9 else 4 if count <= 30 else 5
+    ratio = count / max(total, count)
+    ratios = 7 if ratio >= 0.999 else min(probability_bucket(ratio), 6)
+    return base + (length_bucket(length) * 6 + counts) * 8 + ratios
+
+
+@inner(inline=False)
+def absent_cell(base, length, total, distinct):
+    few = 0 if distinct <= 1 else 1 if distinct == 2 else 2 if distinct <= 4 else 3 if distinct <= 10 else 4
+    return base + (length_bucket(length) * 6 + total_bucket(total)) * 5 + few
+
+
+@inner(inline=False)
+def run_bucket(run):
+    """0, 1, 2, 3-4, 5-8, 9-16, 17-40, 41+."""
+    if run <= 2:
+        return run
+    if run <= 8:
+        return 3 if run <= 4 else 4
+    return 5 if run <= 16 else 6 if run <= 40 else 7

@@ -1,0 +1,39 @@
+"""Whose memory: everything that sessions of one namespace share, and nothing that another namespace can see."""
+
+from __future__ import annotations
+
+import threading
+
+from redraft.retrieval.memory import Memory
+from redraft.retrieval.model import new_model
+from redraft.retrieval.token_recycling import new_table
+
+__all__ = ["Namespace"]
+
+RECYCLED_ROWS = 65_536  # of the target's opinions kept per namespace, 5 MB
+
+
+class Namespace:
+    """Memory, learned tables and recycled opinions of one namespace.
+
+    Writers hold `lock`. Drafting does not: it reads arrays in which every index is valid at any moment, so the worst
+    that a concurrent write does to a draft is to make it a little staler than it might be.
+    """
+
+    def __init__(self, name: str, memory_tokens: int):
+        self.name = name
+        self.lock = threading.Lock()
+        self.memory = Memory(memory_tokens)
+        self.model = new_model()
+        self.recycled = new_table(0)  # made when a target first sends its candidates
+
+    def ensure_recycling(self) -> None:
+        if len(self.recycled.keys) == 0:
+            self.recycled = new_table(RECYCLED_ROWS)
+
+    def forget(self) -> None:
+        """Forget all texts and opinions. What was learned of how far sources can be trusted goes too."""
+        with self.lock:
+            self.memory.clear()
+            self.model = new_model()
+            self.recycled = new_table(0)

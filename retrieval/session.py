@@ -1,0 +1,225 @@
+"""One sequence being decoded: it is told what the target wrote, and asked for what may come next."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from redraft.retrieval import best_first, blend
+from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.candidates import Candidates
+from redraft.retrieval.draft_tree import DraftTree, Source
+from redraft.retrieval.errors import SessionClosedError
+from redraft.retrieval.token_recycling import learn_rows, new_table
+from redraft.retrieval.tokens import as_tokens
+
+if TYPE_CHECKING:
+    from redraft.retrieval.drafter import Drafter
+    from redraft.retrieval.namespace import Namespace
+
+__all__ = ["Session"]
+
+RECYCLED_ROWS = 4096  # of the target's opinions kept per session
+_NO_DRAFT = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+_local = threading.local()
+
+
+def _workspace() -> best_first.Workspace:
+    """The buffers of this thread."""
+    try:
+        return _local.workspace
+    except AttributeError:
+        _local.workspace = best_first.new_workspace()
+        return _local.workspace
+
+
+class Session:
+    """Made by `Drafter.open`. Sessions may be used from different threads, each by one thread at a time.
+
+    Attributes:
+        id: int, unique within the drafter.
+        namespace: name of the namespace whose memory it shares.
+        length: tokens so far, prompt included.
+        closed: whether `close` was called.
+    """
+
+    def __init__(self, drafter: Drafter, session_id: int, namespace: Namespace, prompt: np.ndarray):
+        self.id = session_id
+        self.closed = False
+        self._drafter = drafter
+        self._namespace = namespace
+        self._lock = threading.Lock()
+        self._prompt_length = len(prompt)
+        self._recycled = drafter.no_recycling
+        self._proposal = _NO_DRAFT
+        self._take_prompt(prompt)
+
+    @property
+    def namespace(self) -> str:
+        return self._namespace.name
+
+    @property
+    def length(self) -> int:
+        return int(self._state.now[0])
+
+    def _take_prompt(self, prompt: np.ndarray) -> None:
+        """Begin with `prompt`: index it whole, and stand at its end."""
+        self._trie = pt.create(len(prompt))
+        self._tail, done = pt.append_tokens(self._trie, -1, prompt, 0)
+        while done < len(prompt):
+            self._trie = pt.grown(self._trie)
+            self._tail, done = pt.append_tokens(self._trie, self._tail, prompt, done)
+        self._state = blend.new_places(1)
+        self._corpora = self._drafter.corpora
+        end = prompt[-pt.MAX_CONTEXT :]
+        self._state.now[0] = len(prompt) - len(end)
+        best_first.follow_tokens(self._knowledge(), self._state, end)
+
+    def _knowledge(self) -> blend.Knowledge:
+        namespace, drafter = self._namespace, self._drafter
+        return blend.Knowledge(
+            self._trie,
+            namespace.memory.trie,
+            namespace.memory.frequent,
+            self._corpora,
+            self._recycled,
+            namespace.recycled,
+            drafter.successor_ids,
+            drafter.successor_probs,
+            namespace.model,
+        )
+
+    def _ready(self) -> None:
+        """Check that the session is open and stands in the drafter's present indexes."""
+        if self.closed:
+            raise SessionClosedError(f"session {self.id} is closed")
+        if self._corpora is not self._drafter.corpora:
+            self._corpora = self._drafter.corpora
+            self._state.cursors[:] = 0
+            end = self._state.windows[0, : self._state.filled[0]][::-1].copy()
+            elsewhere = blend.new_places(1)
+            best_first.follow_tokens(self._knowledge(), elsewhere, end)
+            self._state.cursors[:] = elsewhere.cursors
+
+    def draft(self, max_nodes: int | None = None, min_prob: float | None = None, proposal=None) -> DraftTree:
+        """A tree of likely next tokens.
+
+        Args:
+            max_nodes: draft budget of this call, 0 to 512 (default: the drafter's).
+            min_prob: what a node must be worth, as path probability (default: the drafter's).
+            proposal: the caller's own draft, a DraftTree or a chain of token ids; merged with everything else.
+        Raises SessionClosedError, ValueError, TypeError.
+        """
+        config = self._drafter.config
+        max_nodes = config.max_nodes if max_nodes is None else max_nodes
+        min_prob = config.min_prob if min_prob is None else min_prob
+        if not 0 <= max_nodes <= best_first.MAX_BUDGET:
+            raise ValueError(f"max_nodes: wanted 0..{best_first.MAX_BUDGET}, got {max_nodes}")
+        if not 0 <= min_prob <= 1:
+            raise ValueError(f"min_prob: wanted 0..1, got {min_prob}")
+        with self._lock:
+            self._ready()
+            self._propose(proposal)
+            if max_nodes == 0:
+                return DraftTree.empty()
+            work = _workspace()
+            n = best_first.draft_tree(
+                self._knowledge(), self._state, work, self._proposal, self._drafter.enabled, max_nodes, min_prob
+            )
+            return DraftTree(
+                work.tokens[:n].copy(), work.parents[:n].copy(), work.probs[:n].copy(), work.sources[:n].copy()
+            )
+
+    def _propose(self, proposal) -> None:
+        """Take the caller's draft for this step, to be drafted from and, at the next commit, learned from."""
+        if proposal is None:
+            self._proposal = _NO_DRAFT
+            self._state.proposed[0] = -2
+            return
+        vocab_size = self._drafter.config.vocab_size
+        if not isinstance(proposal, DraftTree):
+            proposal = DraftTree.chain(as_tokens(proposal, vocab_size, what="proposal"), source=Source.CALLER)
+        proposal.check(vocab_size=vocab_size)
+        self._proposal = (proposal.tokens.copy(), proposal.parents.copy(), proposal.probs.copy())
+        self._state.proposed[0] = -1 if len(proposal) else -2
+
+    def commit(self, tokens, candidates: Candidates | None = None, hidden=None) -> None:
+        """The target emitted `tokens` (accepted ones and the bonus token).
+
+        Args:
+            tokens: int32-like[n]; may be empty.
+            candidates: the target's top-k at the positions it verified, for Token Recycling.
+            hidden: the target's projected hidden state; only with a dense index.
+        Raises SessionClosedError, ValueError, TypeError; nothing is taken in then.
+        """
+        tokens = np.array(as_tokens(tokens, self._drafter.config.vocab_size))
+        if hidden is not None:
+            raise ValueError("hidden: this drafter has no dense index that could be asked with a hidden state")
+        with self._lock:
+            self._ready()
+            with self._namespace.lock:
+                self._learn(tokens)
+                if candidates is not None:
+                    self._recycle(candidates)
+
+    def _learn(self, tokens: np.ndarray) -> None:
+        work, drafter, done = _workspace(), self._drafter, 0
+        while done < len(tokens):
+            self._tail, done = best_first.learn_tokens(
+                self._knowledge(), self._state, self._tail, work.ballot, tokens, done, self._proposal, drafter.enabled
+            )
+            if done < len(tokens):
+                self._trie = pt.grown(self._trie)
+        memory = self._namespace.memory
+        copied_from = self._state.pointers[0, blend.MEMORY_POINTER]
+        if copied_from >= 0:
+            memory.touch(int(copied_from))
+
+    def _recycle(self, candidates: Candidates) -> None:
+        self._namespace.ensure_recycling()
+        if len(self._recycled.keys) == 0:
+            self._recycled = new_table(RECYCLED_ROWS)
+        rows = (
+            np.array(candidates.tokens), np.array(candidates.previous),
+            np.array(candidates.ids), np.array(candidates.probs),
+        )  # fmt: skip
+        learn_rows(self._recycled, *rows)
+        learn_rows(self._namespace.recycled, *rows)
+
+    def tokens(self) -> np.ndarray:
+        """int32[length]: prompt and everything committed; a copy."""
+        return self._trie.text[: self.length].copy()
+
+    def truncate(self, length: int) -> None:
+        """Go back to the first `length` tokens (rollback, context shift): as if the rest had never been committed.
+
+        Costs as much as opening a session with what remains. Raises ValueError if there are fewer tokens.
+        """
+        with self._lock:
+            self._ready()
+            if not 0 <= length <= self.length:
+                raise ValueError(f"truncate: wanted a length of 0..{self.length}, got {length}")
+            kept = self.tokens()[:length]
+            self._prompt_length = min(self._prompt_length, length)
+            self._proposal = _NO_DRAFT
+            self._take_prompt(kept)
+
+    def close(self) -> None:
+        """End the session; its output joins the namespace's memory. A second call does nothing."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            output = self._trie.text[self._prompt_length : self.length]
+            with self._namespace.lock:
+                self._namespace.memory.append(self.id, output.copy())
+            self._drafter.discard(self)
+            del self._trie, self._state
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()

@@ -1,0 +1,122 @@
+"""Evidence from contexts that occurred before: the session's own text and the namespace's memory.
+
+The longest matching context speaks first, then shorter ones that occurred more often (PPM's escape levels; two are
+enough). Of each, the successors most recently seen are candidates. What they get is not an escape formula but a cell
+by match length, count, count of the rest, and recency, whose hit rate is learned; where the context names other tokens
+only, that too is evidence ("absent"). Cost: a look-up and two short lists per place.
+"""
+
+from __future__ import annotations
+
+from redraft.retrieval import evidence as ev
+from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.kernel import inner
+
+MAX_LEVELS = 2
+MAX_SUCCESSORS = 16  # read per context
+
+
+@inner(inline=False)
+def add_contexts(ballot, trie, path, stored, length, first_slot, next_slot, first_cells, next_cells, named_by):
+    """Add the successors of the matched contexts; returns (total, distinct) of the longest, (0, 0) if none matched.
+
+    `path`, `stored`, `length` as `prefix_trie.look_up` gives them.
+    """
+    nodes, successors = trie.nodes, trie.successors
+    longest_total, longest_distinct = 0, 0
+    level, last_total = 0, 0
+    for depth in range(stored, 0, -1):
+        node = path[depth - 1]
+        total = nodes[node, pt.TOTAL]
+        if level and total <= last_total:
+            continue
+        match = length if depth == stored else depth
+        entry = nodes[node, pt.FIRST]
+        rank = 0
+        while rank < MAX_SUCCESSORS:
+            if entry == pt.LEAF:
+                token, count = trie.text[nodes[node, pt.LAST]], 1
+            elif entry >= 0:
+                token, count = successors[entry, pt.SUCCESSOR], successors[entry, pt.COUNT]
+            else:
+                break
+            row = ev.candidate(ballot, token)
+            if row >= 0:
+                cells = ballot.cells
+                if cells[row, first_slot] == 0:
+                    is_latest = 1 if rank == 0 else 0
+                    cells[row, first_slot] = ev.first_cell(first_cells, level, match, count, total, is_latest)
+                    ballot.named_by[row] |= named_by
+                elif cells[row, next_slot] == 0:
+                    cells[row, next_slot] = ev.next_cell(next_cells, match, count, total)
+            rank += 1
+            entry = successors[entry, pt.NEXT] if entry >= 0 else -1
+        if level == 0:
+            longest_total, longest_distinct = total, rank
+        last_total = total
+        level += 1
+        if level == MAX_LEVELS:
+            break
+    return longest_total, longest_distinct
+
+
+@inner(inline=False)
+def mark_absent(ballot, first_slot, cell):
+    """Every candidate that this source did not name gets `cell`."""
+    for row in range(ballot.header[0]):
+        if ballot.cells[row, first_slot] == 0:
+            ballot.cells[row, first_slot] = cell
+
+
+@inner(inline=False)
+def add_skips(ballot, trie, before_last, slot, base):
+    """Candidates that once followed two places after the token before the last, whatever stood between."""
+    node = pt.find(trie, pt.SKIP_ROOT, before_last)
+    if node < 0:
+        return
+    total = trie.nodes[node, pt.TOTAL]
+    entry = trie.nodes[node, pt.FIRST]
+    rank = 0
+    while rank < 6:
+        if entry == pt.LEAF:
+            token, count = trie.text[trie.nodes[node, pt.LAST]], 1
+        elif entry >= 0:
+            token, count = trie.successors[entry, pt.SUCCESSOR], trie.successors[entry, pt.COUNT]
+        else:
+            break
+        row = ev.candidate(ballot, token)
+        if row >= 0:
+            counts = 0 if count == 1 else 1 if count == 2 else 2 if count <= 5 else 3
+            totals = 0 if total == 1 else 1 if total == 2 else ev.rest_bucket(total) - 1
+            ballot.cells[row, slot] = base + (rank * 4 + counts) * 6 + min(totals, 5)
+            ballot.named_by[row] |= ev.BY_SKIP
+        rank += 1
+        entry = trie.successors[entry, pt.NEXT] if entry >= 0 else -1
+
+
+@inner(inline=False)
+def add_frequent(ballot, frequent):
+    """The memory's most frequent tokens are candidates everywhere."""
+    for rank in range(len(frequent)):
+        if frequent[rank] < 0:
+            break
+        row = ev.candidate(ballot, frequent[rank])
+        if row >= 0:
+            ballot.cells[row, ev.FREQUENT] = ev.FREQUENT_CELLS + rank
+
+
+@inner(inline=False)
+def add_ages(ballot, trie, now, last, before_last):
+    """How long ago this session last used each candidate, and whether it repeats one of the last two tokens."""
+    for row in range(ballot.header[0]):
+        token = ballot.tokens[row]
+        age = 0
+        node = pt.find(trie, pt.ROOT, token)
+        if node >= 0:
+            distance = now - (trie.nodes[node, pt.LAST] - 1)
+            age = 1
+            while distance > 1 and age < 15:
+                distance >>= 1
+                age += 1
+        repeats = (2 if token == last else 0) + (1 if token == before_last else 0)
+        ballot.cells[row, ev.AGE] = ev.AGE_CELLS + age * 4 + repeats
