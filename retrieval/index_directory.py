@@ -26,20 +26,24 @@ from redraft.retrieval.frozen_automaton import (
 )
 from redraft.retrieval.index_format import (
     DOCUMENT_ENDS,
+    DOCUMENT_STARTS,
     EDGES,
     FORMAT,
     FORMAT_VERSION,
+    KEYS,
     KINDS,
     MANIFEST,
     STATES,
+    SUFFIXES,
     TOKENS,
     Progress,
     no_progress,
 )
 from redraft.retrieval.index_writer import IndexWriter, describe_file
+from redraft.retrieval.suffix_array import SuffixArray, array_shapes, as_suffix_array, build_suffix_array, mark_starts
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
-__all__ = ["CorpusIndex", "open_index", "read_manifest", "verify_index", "write_automaton_index"]
+__all__ = ["CorpusIndex", "open_index", "read_manifest", "verify_index", "write_array_index", "write_automaton_index"]
 
 _MANIFEST_TYPES = {
     "kind": str, "tokenizer": dict, "documents": int, "tokens": int, "max_token": int,
@@ -75,6 +79,30 @@ def write_automaton_index(
         writer.publish(tokenizer=tokenizer, options=options, sources=sources, progress=progress)
 
 
+def write_array_index(
+    path: str | os.PathLike,
+    tokens: np.ndarray,
+    document_ends: np.ndarray,
+    *,
+    tokenizer: dict,
+    options: dict,
+    sources: list,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Sort `tokens` (int32[n], documents laid end to end, ending at document_ends) and write a suffix array index.
+
+    The rest is as for `write_automaton_index`. `tokens` may be mapped from a file; beside it, sorting takes nine bytes
+    per token of memory, and the mapped output.
+    """
+    with IndexWriter(path, kind="suffix_array", force=force) as writer:
+        writer.write(TOKENS, tokens)
+        writer.write(DOCUMENT_ENDS, document_ends)
+        out = {name: writer.create(f"{name}.npy", shape[0]) for name, shape in array_shapes(len(tokens)).items()}
+        build_suffix_array(tokens, document_ends, SuffixArray(tokens, **out), progress)
+        writer.publish(tokenizer=tokenizer, options=options, sources=sources, progress=progress)
+
+
 class CorpusIndex:
     """An open index. Read-only and safe to share between threads; `close` lets go of the mapped files.
 
@@ -83,13 +111,23 @@ class CorpusIndex:
         manifest: the parsed manifest.
         tokens: int32[n], all documents laid end to end.
         document_ends: int64[documents], where each ends in `tokens`.
-        automaton: FrozenAutomaton, for kind "suffix_automaton".
+        automaton: FrozenAutomaton, for kind "suffix_automaton"; else None.
+        array: SuffixArray, for kind "suffix_array"; else None.
     """
 
     def __init__(self, path: Path, manifest: dict, arrays: dict[str, np.ndarray]) -> None:
         self.path, self.manifest = path, manifest
         self.tokens, self.document_ends = arrays[TOKENS], arrays[DOCUMENT_ENDS]
-        self.automaton = as_frozen(arrays[STATES], arrays[EDGES])
+        self.automaton: FrozenAutomaton | None = None
+        self.array: SuffixArray | None = None
+        if self.kind == "suffix_automaton":
+            self.automaton = as_frozen(arrays[STATES], arrays[EDGES])
+        else:
+            self.array = as_suffix_array(arrays[TOKENS], arrays[SUFFIXES], arrays[DOCUMENT_STARTS], arrays[KEYS])
+
+    @property
+    def kind(self) -> str:
+        return self.manifest["kind"]
 
     def locate(self, position: int) -> tuple[int, int]:
         """(document, offset in it) of a position in `tokens`. Raises IndexError outside the corpus."""
@@ -97,11 +135,11 @@ class CorpusIndex:
             raise IndexError(f"position {position} is outside the {len(self.tokens)} tokens of {self.path}")
         document = int(np.searchsorted(self.document_ends, position, side="right"))
         start = int(self.document_ends[document - 1]) if document else 0
-        return document, position - start
+        return document, int(position) - start
 
     def close(self) -> None:
         """Let go of the files; what still holds one of the arrays keeps it mapped."""
-        self.tokens = self.document_ends = self.automaton = None
+        self.tokens = self.document_ends = self.automaton = self.array = None
 
     def __enter__(self) -> CorpusIndex:
         return self
@@ -223,6 +261,9 @@ def _check_lengths(path: Path, manifest: dict, arrays: dict[str, np.ndarray]) ->
         states = arrays[STATES]
         checks.append(("states, the last row included", max(2, len(states)), len(states)))
         checks.append(("edges", len(arrays[EDGES]), int(states[-1, EDGE_START]) if len(states) else 0))
+    else:
+        for name, shape in array_shapes(manifest["tokens"]).items():
+            checks.append((name, len(arrays[f"{name}.npy"]), shape[0]))
     for what, found, wanted in checks:
         if found != wanted:
             raise IndexFormatError(f"{path}: {what}: found {found}, wanted {wanted}")
@@ -250,20 +291,36 @@ def verify_index(path: str | os.PathLike, progress: Progress | None = None) -> d
 
 def _check_ranges(index: CorpusIndex) -> None:
     """That no kernel can be led outside an array, whoever wrote the files."""
-    n_tokens, (states, edges) = len(index.tokens), index.automaton
-    n_states = len(states) - 1
-    links, ends = states[:-1, LINK], index.document_ends
+    n_tokens, ends = len(index.tokens), index.document_ends
     checks = {
         TOKENS: n_tokens == 0 or index.tokens.min() >= 0 and index.tokens.max() == index.manifest["max_token"],
         DOCUMENT_ENDS: len(ends) == 0 or ends[0] >= 0 and (np.diff(ends) >= 0).all(),
+    }
+    checks |= _automaton_ranges(index) if index.automaton else _array_ranges(index)
+    for name, holds in checks.items():
+        if not holds:
+            raise IndexFormatError(f"{index.path / name}: holds numbers outside the corpus or the structure")
+
+
+def _automaton_ranges(index: CorpusIndex) -> dict[str, bool]:
+    states, edges = index.automaton
+    n_states, links = len(states) - 1, states[:-1, LINK]
+    return {
         STATES: links[0] == -1
         and (links[1:] >= 0).all()
         and (links < n_states).all()
         and (np.diff(states[:, EDGE_START]) >= 0).all()
         and states[0, EDGE_START] == 0
-        and (states[:, FIRST_END] < max(1, n_tokens)).all(),
+        and (states[:, FIRST_END] < max(1, len(index.tokens))).all(),
         EDGES: len(edges) == 0 or edges[:, EDGE_TARGET].min() > 0 and edges[:, EDGE_TARGET].max() < n_states,
     }
-    for name, holds in checks.items():
-        if not holds:
-            raise IndexFormatError(f"{index.path / name}: holds numbers outside the corpus or the automaton")
+
+
+def _array_ranges(index: CorpusIndex) -> dict[str, bool]:
+    suffixes, starts = index.array.suffixes, index.array.document_starts
+    wanted = np.empty_like(starts)
+    mark_starts(index.document_ends, wanted, len(suffixes))
+    return {
+        SUFFIXES: len(suffixes) == 0 or suffixes.min() >= 0 and suffixes.max() < len(suffixes),
+        DOCUMENT_STARTS: (wanted == starts).all(),
+    }

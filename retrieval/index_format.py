@@ -7,20 +7,41 @@ from collections.abc import Callable
 import numpy as np
 
 from redraft.retrieval.frozen_automaton import EDGE_COLUMNS, STATE_COLUMNS
+from redraft.retrieval.suffix_array import KEY_TOKENS
 
-__all__ = ["DOCUMENT_ENDS", "EDGES", "FORMAT", "FORMAT_VERSION", "KINDS", "MANIFEST", "STATES", "TOKENS", "Progress"]
+__all__ = [
+    "DOCUMENT_ENDS",
+    "DOCUMENT_STARTS",
+    "EDGES",
+    "FORMAT",
+    "FORMAT_VERSION",
+    "KEYS",
+    "KINDS",
+    "MANIFEST",
+    "STATES",
+    "SUFFIXES",
+    "TOKENS",
+    "Progress",
+]
 
 FORMAT = "redraft-index"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 TOKENS, DOCUMENT_ENDS = "tokens.npy", "document_ends.npy"
 STATES, EDGES = "states.npy", "edges.npy"
+SUFFIXES, DOCUMENT_STARTS, KEYS = "suffixes.npy", "document_starts.npy", "keys.npy"
 
 # kind: {file: (dtype, shape of one row)}, in the order of writing.
-_COMMON = {TOKENS: (np.dtype("<i4"), ()), DOCUMENT_ENDS: (np.dtype("<i8"), ())}
+_INT32 = np.dtype("<i4")
+_COMMON = {TOKENS: (_INT32, ()), DOCUMENT_ENDS: (np.dtype("<i8"), ())}
 KINDS = {
-    "suffix_automaton": _COMMON
-    | {STATES: (np.dtype("<i4"), (STATE_COLUMNS,)), EDGES: (np.dtype("<i4"), (EDGE_COLUMNS,))},
+    "suffix_automaton": {**_COMMON, STATES: (_INT32, (STATE_COLUMNS,)), EDGES: (_INT32, (EDGE_COLUMNS,))},
+    "suffix_array": {
+        **_COMMON,
+        SUFFIXES: (_INT32, ()),
+        DOCUMENT_STARTS: (np.dtype("u1"), ()),
+        KEYS: (_INT32, (KEY_TOKENS,)),
+    },
 }
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, total)

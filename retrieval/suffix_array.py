@@ -33,11 +33,13 @@ __all__ = [
     "SuffixArray",
     "array_advance",
     "array_search",
+    "array_shapes",
     "array_shorten",
     "array_successors",
     "as_suffix_array",
     "build_suffix_array",
     "find",
+    "mark_starts",
     "successors",
 ]
 
@@ -268,7 +270,8 @@ def array_successors(array, low, high, length, tokens, counts):
 
 
 @kernel(allocates=False)
-def _mark_starts(document_ends, document_starts, n):
+def mark_starts(document_ends, document_starts, n):
+    """Fill the bitmap `document_starts` for n tokens in documents that end at `document_ends`."""
     document_starts[:] = 0
     document_starts[n >> 3] |= np.uint8(1 << (n & 7))
     start = np.int64(0)
@@ -303,7 +306,7 @@ def _successors(array, low, high, length, tokens, counts):
     return array_successors(array, low, high, length, tokens, counts)
 
 
-def shapes(n: int) -> dict[str, tuple[int, ...]]:
+def array_shapes(n: int) -> dict[str, tuple[int, ...]]:
     """Shape of every array of a `SuffixArray` over n tokens, tokens left out."""
     return {
         "suffixes": (n,),
@@ -329,8 +332,8 @@ def build_suffix_array(
         raise ValueError(f"document_ends: wanted ascending ends, the last one {n}, got {ends[-3:].tolist()} at the end")
     if out is None:
         dtypes = {"suffixes": np.int32, "document_starts": np.uint8, "keys": np.int32}
-        out = SuffixArray(tokens, **{name: np.empty(shape, dtypes[name]) for name, shape in shapes(n).items()})
-    _mark_starts(ends, np.asarray(out.document_starts), n)
+        out = SuffixArray(tokens, **{name: np.empty(shape, dtypes[name]) for name, shape in array_shapes(n).items()})
+    mark_starts(ends, np.asarray(out.document_starts), n)
     sort_suffixes(tokens, ends, np.asarray(out.suffixes), progress)
     array = as_suffix_array(tokens, out.suffixes, out.document_starts, out.keys)
     _write_keys(array, np.asarray(out.keys))

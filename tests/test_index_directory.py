@@ -20,8 +20,9 @@ from redraft import __version__
 from redraft.retrieval import index_writer
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.frozen_automaton import freeze, frozen_walk
-from redraft.retrieval.index_directory import open_index, verify_index, write_automaton_index
+from redraft.retrieval.index_directory import open_index, verify_index, write_array_index, write_automaton_index
 from redraft.retrieval.index_writer import IndexWriter
+from redraft.retrieval.suffix_array import build_suffix_array, find
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 TOKENIZER = {"fingerprint": "ab12", "name": "toy", "vocab_size": 50}
@@ -29,22 +30,34 @@ DOCUMENTS = [[1, 2, 3, 1, 2], [4], [], [1, 2, 3, 49, 0]]
 TEXT = [token for document in DOCUMENTS for token in document]
 
 
-def write(path, documents=DOCUMENTS, *, force=False, tokenizer=TOKENIZER, progress=None):
-    write_automaton_index(
-        path,
-        build(documents, random.Random(0)),
-        tokenizer=tokenizer,
-        options={"max_tokens": None},
-        sources=[{"path": "a.txt", "documents": len(documents)}],
-        force=force,
-        progress=progress,
-    )
+def write(path, documents=DOCUMENTS, *, kind="suffix_automaton", force=False, tokenizer=TOKENIZER, progress=None):
+    rest = {
+        "tokenizer": tokenizer,
+        "options": {"max_tokens": None},
+        "sources": [{"path": "a.txt", "documents": len(documents)}],
+        "force": force,
+        "progress": progress,
+    }
+    if kind == "suffix_automaton":
+        write_automaton_index(path, build(documents, random.Random(0)), **rest)
+    else:
+        write_array_index(path, *flat(documents), **rest)
     return path
+
+
+def flat(documents):
+    tokens = np.array([token for document in documents for token in document], np.int32)
+    return tokens, np.cumsum([len(document) for document in documents], dtype=np.int64)
 
 
 @pytest.fixture
 def index_path(tmp_path):
     return write(tmp_path / "my.index")
+
+
+@pytest.fixture
+def array_path(tmp_path):
+    return write(tmp_path / "array.index", kind="suffix_array")
 
 
 def edit_manifest(path, **changes):
@@ -71,9 +84,22 @@ def test_round_trip(index_path):
     assert verify_index(index_path) == manifest
 
 
-def test_opened_arrays_are_mapped_and_read_only(index_path):
-    with open_index(index_path) as index:
-        for array in (index.tokens, index.document_ends, *index.automaton):
+def test_round_trip_of_a_suffix_array(array_path):
+    expected = build_suffix_array(*flat(DOCUMENTS))
+    with open_index(array_path, tokenizer_fingerprint="ab12", vocab_size=50) as index:
+        assert (index.kind, index.automaton) == ("suffix_array", None)
+        assert [part.tolist() for part in index.array] == [part.tolist() for part in expected]
+        assert index.document_ends.tolist() == [5, 6, 6, 11]
+        low, high, length = find(index.array, [9, 1, 2, 3])
+        assert length == 3
+        assert [index.locate(position) for position in index.array.suffixes[low:high]] == [(0, 0), (3, 0)]
+    assert verify_index(array_path)["documents"] == 4
+
+
+@pytest.mark.parametrize("kind", ["suffix_automaton", "suffix_array"])
+def test_opened_arrays_are_mapped_and_read_only(tmp_path, kind):
+    with open_index(write(tmp_path / "my.index", kind=kind)) as index:
+        for array in (index.tokens, index.document_ends, *(index.automaton or index.array)):
             assert isinstance(array.base, np.memmap) or isinstance(array.base.base, np.memmap)
             assert not array.flags.writeable
 
@@ -94,6 +120,10 @@ def test_empty_index(tmp_path, documents):
         assert frozen_walk(index.automaton, np.array([1], np.int32), 8) == (0, 0)
         assert index.manifest["documents"] == len(documents) and index.manifest["max_token"] == -1
     verify_index(path)
+    array_path = write(tmp_path / "array.index", documents, kind="suffix_array")
+    with open_index(array_path) as index:
+        assert find(index.array, [1, 2]) == (0, 0, 0)
+    verify_index(array_path)
 
 
 def test_a_closed_index_lets_go_of_the_files(index_path):
@@ -268,7 +298,7 @@ def test_malformed_manifest(index_path, text, message):
     [
         ({"format_version": 2}, "format version 2, .* reads version 1; upgrade redraft"),
         ({"format_version": "1"}, "format version '1'"),
-        ({"kind": "b_tree"}, "kind 'b_tree', wanted one of suffix_automaton"),
+        ({"kind": "b_tree"}, "kind 'b_tree', wanted one of suffix_automaton, suffix_array"),
         ({"kind": None}, '"kind" is None, wanted str'),
         ({"tokens": "11"}, "\"tokens\" is '11', wanted int"),
         ({"files": {}}, "lacks size and digest of tokens.npy"),
@@ -289,8 +319,13 @@ def test_another_tokenizer(index_path):
         open_index(index_path, vocab_size=49)
 
 
-@pytest.mark.parametrize("name", ["tokens.npy", "document_ends.npy", "states.npy", "edges.npy"])
-def test_damaged_files(index_path, name):
+@pytest.mark.parametrize(
+    "kind, name",
+    [("suffix_automaton", name) for name in ("tokens.npy", "document_ends.npy", "states.npy", "edges.npy")]
+    + [("suffix_array", name) for name in ("suffixes.npy", "document_starts.npy", "keys.npy")],
+)
+def test_damaged_files(tmp_path, kind, name):
+    index_path = write(tmp_path / "my.index", kind=kind)
     file = index_path / name
     content = file.read_bytes()
 
@@ -299,9 +334,9 @@ def test_damaged_files(index_path, name):
         open_index(index_path)
 
     flipped = bytearray(content)
-    flipped[-2] ^= 4
+    flipped[-6] ^= 4
     file.write_bytes(flipped)
-    with pytest.raises(IndexFormatError, match=name if name != "document_ends.npy" else "end of the last document"):
+    with pytest.raises(IndexFormatError, match=name if name != "document_ends.npy" else "sha256|end of"):
         verify_index(index_path)
 
     file.write_bytes(b"x" * len(content))
@@ -334,6 +369,19 @@ def test_verify_refuses_numbers_that_lead_outside(tmp_path, name, row, column, v
     with IndexWriter(tmp_path / "my.index", kind="suffix_automaton") as writer:
         for key, array in arrays.items():
             writer.write(f"{key}.npy", array)
+        writer.publish(tokenizer=TOKENIZER, options={}, sources=[])
+    with pytest.raises(IndexFormatError, match=f"{name}.npy: holds numbers outside"):
+        verify_index(tmp_path / "my.index")
+
+
+@pytest.mark.parametrize("name, row, value", [("suffixes", 3, 11), ("suffixes", 0, -1), ("document_starts", 0, 255)])
+def test_verify_refuses_rows_that_lead_outside(tmp_path, name, row, value):
+    tokens, ends = flat(DOCUMENTS)
+    parts = {key: part.copy() for key, part in build_suffix_array(tokens, ends)._asdict().items()}
+    parts[name][row] = value
+    with IndexWriter(tmp_path / "my.index", kind="suffix_array") as writer:
+        for key, part in (parts | {"document_ends": ends}).items():
+            writer.write(f"{key}.npy", part)
         writer.publish(tokenizer=TOKENIZER, options={}, sources=[])
     with pytest.raises(IndexFormatError, match=f"{name}.npy: holds numbers outside"):
         verify_index(tmp_path / "my.index")
