@@ -11,8 +11,10 @@ shard k mod n, so n builds on n machines together index every document once, wit
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -131,6 +133,7 @@ def build_index(
     tally = Tally(warn=progress.say)
     output.parent.mkdir(parents=True, exist_ok=True)
     with TokenParts(output.with_name(output.name + ".work"), _plan(files, tokenizer, options)) as parts:
+        _remove_leftovers(output)
         try:
             resumed = parts.state["tokens"] if parts.state else 0
             counts = _tokenize(files, tokenizer, options, parts, tally, progress)
@@ -283,6 +286,14 @@ def _append_all(parts: TokenParts, counts: _Counts, progress: Progress) -> Suffi
                 report(automaton.n_tokens, None, automaton.n_tokens)
             automaton.end_document()
     return automaton
+
+
+def _remove_leftovers(output: Path) -> None:
+    """Delete temporary directories of builds that were killed while they wrote."""
+    for path in output.resolve().parent.glob(glob.escape(output.resolve().name) + ".tmp-*"):
+        process = path.name.rpartition("-")[2]
+        if process.isdecimal() and not Path("/proc", process).exists() and Path("/proc/self").exists():
+            shutil.rmtree(path)
 
 
 def _recorded(options: BuildOptions) -> dict:

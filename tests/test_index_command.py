@@ -290,8 +290,7 @@ def test_killed_builds_resume_and_end_in_the_same_bytes(tmp_path, corpus, tokeni
     assert code == 0, err
     assert content(index) == content(undisturbed)
     assert killed > 0
-    leftovers = {path.name for path in tmp_path.iterdir()} - {"corpus.jsonl", "a.index", "b.index"}
-    assert not any(name.endswith(".work") for name in leftovers)
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "a.index", "b.index"}
 
 
 def test_resume_goes_on_after_the_last_whole_part(tmp_path, corpus, tokenizer):
@@ -315,6 +314,20 @@ def test_resume_goes_on_after_the_last_whole_part(tmp_path, corpus, tokenizer):
     assert finish(start(*build, tmp_path / "b.index", corpus))[0] == 0
     assert content(tmp_path / "a.index") == content(tmp_path / "b.index")
     assert content(tmp_path / "a.index")["manifest"]["documents"] == 80
+
+
+def test_a_build_killed_while_it_writes_is_cleared_away(tmp_path, corpus, tokenizer):
+    build = ["index", "build", "--tokenizer", tokenizer, "-o", tmp_path / "a.index", corpus]
+    code = (
+        "import os, sys\nfrom redraft import cli\nfrom redraft.retrieval.index_writer import IndexWriter\n"
+        "IndexWriter.publish = lambda *_, **__: os.kill(os.getpid(), 9)\ncli.main(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", code, *map(str, build)]
+    assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.glob("a.index.tmp-*")]
+    code, err = finish(start(*build))
+    assert code == 0 and "resuming after 80 documents" in err
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "a.index"}
 
 
 def test_a_changed_corpus_is_not_resumed(tmp_path, corpus, tokenizer):

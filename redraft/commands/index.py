@@ -184,23 +184,24 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _description(path: str, manifest: dict) -> str:
+    """What `inspect` prints. Options and sources are the builder's own words, so they may be of any shape."""
     tokenizer, size = manifest["tokenizer"], sum(file["bytes"] for file in manifest["files"].values())
     options = [f"{name} {value}" for name, value in manifest["options"].items() if value not in (None, [], [1, 1])]
-    return "\n".join(
-        [
-            f"{path}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens",
-            f"  {readable_bytes(size)}, {size / max(1, manifest['tokens']):.1f} bytes per token",
-            f"  {manifest['kind'].replace('_', ' ')}, format {manifest['format_version']}",
-            f"  written {manifest['created']} by redraft {manifest['redraft_version']}",
-            f"  tokenizer {tokenizer['name']}, {tokenizer['vocab_size']:,} ids, fingerprint {tokenizer['fingerprint']}",
-            f"  options: {', '.join(options) or 'none'}",
-            *(
-                f"  from {source['source']}: {source['documents']:,} documents, {source['tokens']:,} tokens"
-                for source in manifest["sources"]
-            ),
-            *(f"  {name}: {readable_bytes(file['bytes'])}" for name, file in manifest["files"].items()),
-        ]
-    )
+    lines = [
+        f"{path}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens",
+        f"  {readable_bytes(size)}, {size / max(1, manifest['tokens']):.1f} bytes per token",
+        f"  {manifest['kind'].replace('_', ' ')}, format {manifest['format_version']}",
+        f"  written {manifest['created']} by redraft {manifest['redraft_version']}",
+        f"  tokenizer {tokenizer['name']}, {tokenizer['vocab_size']} ids, fingerprint {tokenizer['fingerprint']}",
+        f"  options: {', '.join(options) or 'none'}",
+    ]
+    for source in manifest["sources"]:
+        if isinstance(source, dict) and source.keys() == {"source", "documents", "tokens"}:
+            lines.append(f"  from {source['source']}: {source['documents']:,} documents, {source['tokens']:,} tokens")
+        else:
+            lines.append(f"  from {source}")
+    lines += [f"  {name}: {readable_bytes(file['bytes'])}" for name, file in manifest["files"].items()]
+    return "\n".join(lines)
 
 
 def _merge(args: argparse.Namespace) -> int:
