@@ -24,6 +24,7 @@ class ClientStats:
         reopened: how often a session was opened anew from the client's own history.
         late_replies: answers that came after their deadline and were thrown away.
         candidates_dropped: candidates of single commits that did not fit into one message.
+        hidden_dropped: hidden states that were not sent, because the server has no dense index.
     """
 
     trees: int = 0
@@ -33,3 +34,4 @@ class ClientStats:
     reopened: int = 0
     late_replies: int = 0
     candidates_dropped: int = 0
+    hidden_dropped: int = 0

@@ -239,7 +239,7 @@ class DraftClient:
                 sent, remotes, reasons = None, {}, dict.fromkeys((session.id for session in sessions), obstacle)
         trees = {}
         if sent is not None:
-            budget = max_nodes or connection.info.max_nodes
+            budget = connection.info.max_nodes if max_nodes is None else max_nodes
             trees, failures = self._collect(connection, sent, remotes, budget, patient)
             reasons.update(failures)
         self.stats.trees += len(sessions)
@@ -265,16 +265,17 @@ class DraftClient:
     def _ask(self, sessions, max_nodes, min_prob, proposals):
         """Send one message; returns it, the session ids by remote id, reasons why not, and whether to be patient."""
         outgoing = _Outgoing(self._connection)
-        remotes, reasons, patient = {}, {}, False
+        remotes, reasons, drafts = {}, {}, []
         for session, proposal in zip(sessions, proposals):
             reason = self._bring_up_to_date(outgoing, session)
             if reason is not None:
                 reasons[session.id] = reason
                 continue
-            outgoing.add_draft(session.seat.remote, max_nodes, min_prob, proposal)
+            drafts.append((session.seat, proposal))
             remotes[session.seat.remote] = session.id
-            patient |= not session.seat.ready
-        patient |= outgoing.bytes_sent > _BULK_BYTES
+        # As in process, all commits come before any draft; and all drafts are in one message, the one we wait for.
+        outgoing.add_drafts(drafts, max_nodes, min_prob)
+        patient = outgoing.total > _BULK_BYTES or not all(seat.ready for seat, _ in drafts)
         sent = outgoing.send()
         return (sent if remotes else None), remotes, reasons, patient
 
@@ -322,6 +323,9 @@ class DraftClient:
             if isinstance(change, int):
                 outgoing.add_truncate(session.seat.remote, change)
                 continue
+            if change.hidden and not self._connection.info.hidden_size:
+                change.hidden = b""
+                self.stats.hidden_dropped += 1
             if not outgoing.fits(change.size):
                 change.candidates = None
                 self.stats.candidates_dropped += 1
@@ -370,19 +374,20 @@ class DraftClient:
     def _fall_back(self, session: ClientSession, max_nodes, min_prob, proposal) -> DraftTree:
         """Draft without the server. Until the kernel is compiled there is only the caller's own proposal."""
         history = session.tokens if self._ngram_ready.is_set() else session.tokens[:0]
-        return self._ngram.open(history).draft(max_nodes or self._config.max_nodes, min_prob, proposal)
+        budget = self._config.max_nodes if max_nodes is None else max_nodes
+        return self._ngram.open(history).draft(budget, min_prob, proposal)
 
     def _limits(self, max_nodes: int | None, min_prob: float | None) -> tuple[int | None, float | None]:
         """What to ask for where the caller says nothing; raises ValueError for what makes no sense."""
         given = self._given_config
         if max_nodes is None:
             max_nodes = None if given is None else given.max_nodes
-        elif not 1 <= max_nodes <= 512:
-            raise ValueError(f"max_nodes: wanted 1..512, got {max_nodes}")
+        elif not 0 <= max_nodes <= 512:
+            raise ValueError(f"max_nodes: wanted 0..512, got {max_nodes}")
         if min_prob is None:
             min_prob = None if given is None else given.min_prob
-        elif not 0 <= min_prob < 1:
-            raise ValueError(f"min_prob: wanted 0 <= min_prob < 1, got {min_prob}")
+        elif not 0 <= min_prob <= 1:
+            raise ValueError(f"min_prob: wanted 0..1, got {min_prob}")
         return max_nodes, min_prob
 
     # Replies and connections, in threads of their own.
@@ -478,6 +483,8 @@ class DraftClient:
         try:
             return getattr(connection.admin, method)(request, timeout=_ADMIN_SECONDS)
         except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                raise KeyError(error.details()) from None
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 raise ValueError(error.details()) from None
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
@@ -497,7 +504,7 @@ class _Outgoing:
     """A message being put together; what does not fit in goes ahead in messages of its own. The lock is held."""
 
     def __init__(self, connection: Connection) -> None:
-        self.bytes_sent = 0
+        self.total = 0  # bytes of all messages
         self._connection = connection
         self._limit = connection.info.max_message_bytes or 4 << 20
         self._start()
@@ -522,9 +529,11 @@ class _Outgoing:
         self._make_room(0)
         self._request.steps.add(session_id=remote).truncate.length = length
 
-    def add_draft(self, remote: int, max_nodes, min_prob, proposal) -> None:
-        self._make_room(0 if proposal is None else 12 * len(proposal))
-        add_draft(self._request, remote, max_nodes, min_prob, proposal)
+    def add_drafts(self, drafts, max_nodes, min_prob) -> None:
+        """Ask for all trees in one message; `drafts` are (seat, proposal)."""
+        self._make_room(sum(_STEP_BYTES + (0 if proposal is None else 12 * len(proposal)) for _, proposal in drafts))
+        for seat, proposal in drafts:
+            add_draft(self._request, seat.remote, max_nodes, min_prob, proposal)
 
     def add_close(self, remote: int) -> None:
         self._make_room(0)
@@ -534,7 +543,6 @@ class _Outgoing:
         """Send what is left; None if there is nothing."""
         if not self._request.steps:
             return None
-        self.bytes_sent += self._size
         sent = self._connection.send(self._request, self._opened)
         self._start()
         return sent
@@ -543,3 +551,4 @@ class _Outgoing:
         if self._size + size + _STEP_BYTES > self._limit:
             self.send()
         self._size += size + _STEP_BYTES
+        self.total += size + _STEP_BYTES

@@ -61,8 +61,8 @@ class ServerSettings:
             raise ValueError(f"max_sessions: wanted 1 or more, got {self.max_sessions}")
         if not self.idle_seconds > 0:
             raise ValueError(f"idle_seconds: wanted more than 0, got {self.idle_seconds}")
-        if not 1024 <= self.max_message_bytes < 2**31:
-            raise ValueError(f"max_message_bytes: wanted 1024..2147483647, got {self.max_message_bytes}")
+        if not 1 << 16 <= self.max_message_bytes < 2**31:  # a batch's drafts and proposals must fit
+            raise ValueError(f"max_message_bytes: wanted 65536..2147483647, got {self.max_message_bytes}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("TLS needs both a certificate and a key, only one of them was given")
         if self.tls_cert is not None and self.listen.path is not None:

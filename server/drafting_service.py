@@ -86,6 +86,7 @@ class DraftingService(rpc.DraftingServiceServicer):
             max_sessions=self.table.max_sessions,
             open_sessions=len(self.table),
             idle_seconds=self.table.idle_seconds,
+            hidden_size=getattr(self.drafter, "hidden_size", 0),
         )
 
     async def expire_idle_sessions(self) -> None:
@@ -183,5 +184,7 @@ class AdminService(rpc.AdminServiceServicer):
             await self._drafting.run_in_worker(getattr(self._drafting.drafter, method), argument)
         except (OSError, RedraftError) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except (KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error.args[0]))
+        except (TypeError, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -155,7 +155,9 @@ class ScriptedSession:
         self._check_open()
         self._drafter.log.append(("draft", self.id, max_nodes, min_prob))
         self.proposals.append(proposal)
-        return self._drafter.script(self.history.copy(), max_nodes or self._drafter.config.max_nodes)
+        return self._drafter.script(
+            self.history.copy(), self._drafter.config.max_nodes if max_nodes is None else max_nodes
+        )
 
     def commit(self, tokens, candidates=None, hidden=None) -> None:
         self._check_open()
@@ -197,6 +199,7 @@ class ScriptedDrafter:
         self.sessions: dict[int, ScriptedSession] = {}
         self.log: list[tuple] = []
         self.index_paths: list[str] = []
+        self.hidden_size = 2
         self.warm = threading.Event()
         self.closed = False
         self._warmup_seconds = warmup_seconds
@@ -226,7 +229,7 @@ class ScriptedDrafter:
 
     def unload_index(self, path) -> None:
         if str(path) not in self.index_paths:
-            raise ValueError(f"{path}: no such index is loaded")
+            raise KeyError(f"no index {path} is open")
         self.index_paths.remove(str(path))
 
     def forget(self, namespace: str) -> None:

@@ -213,14 +213,14 @@ def test_an_idle_session_is_closed_and_a_used_one_is_not(listen):
 
 
 def test_a_message_beyond_the_limit_ends_its_own_stream_only(listen):
-    with running(ScriptedDrafter(), listen, max_message_bytes=10_000), RawStream(listen) as other:
+    with running(ScriptedDrafter(), listen, max_message_bytes=65_536), RawStream(listen) as other:
         other.ask(open_(1, [1]))
         with RawStream(listen) as stream:
-            stream.ask(open_(1, [1] * 2000))
+            stream.ask(open_(1, [1] * 16_000))
             with pytest.raises(grpc.RpcError) as caught:
-                stream.ask(open_(2, [1] * 3000))
+                stream.ask(open_(2, [1] * 17_000))
             assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "10000" in caught.value.details()
+            assert "65536" in caught.value.details()
         assert tokens_of(other.ask(draft(1))) == {1: expected(1)}
 
 
@@ -306,7 +306,8 @@ def test_administration(listen):
         assert "/missing.index: not an index" in caught.value.details()
         with pytest.raises(grpc.RpcError) as caught:
             admin.UnloadIndex(pb.UnloadIndexRequest(path="/other.index"))
-        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert caught.value.details() == "no index /other.index is open"
         admin.ForgetNamespace(pb.ForgetNamespaceRequest())
         assert drafter.log[-1] == ("forget", "default")
 

@@ -162,7 +162,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "vocab_size", "max_nodes", "tokenizer_fingerprint", "index_paths", "max_message_bytes", "max_sessions", "open_sessions", "idle_seconds")
+    __slots__ = ("version", "vocab_size", "max_nodes", "tokenizer_fingerprint", "index_paths", "max_message_bytes", "max_sessions", "open_sessions", "idle_seconds", "hidden_size")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class GetInfoResponse(_message.Message):
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     OPEN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     version: str
     vocab_size: int
     max_nodes: int
@@ -181,7 +182,8 @@ class GetInfoResponse(_message.Message):
     max_sessions: int
     open_sessions: int
     idle_seconds: float
-    def __init__(self, version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., index_paths: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., open_sessions: _Optional[int] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+    hidden_size: int
+    def __init__(self, version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., index_paths: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., open_sessions: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
 class LoadIndexRequest(_message.Message):
     __slots__ = ("path",)
