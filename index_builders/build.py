@@ -1,7 +1,7 @@
-"""A corpus becomes an index: list the files, tokenize, append to a suffix automaton, write the directory.
+"""A corpus becomes an index: list the files, tokenize, build the structure, write the directory.
 
-Documents stream: what is held is one batch of texts, the hash of every document (to drop exact copies), and the
-automaton itself. Tokens go to a work folder (`my.index.work`) part by part on the way, so that a build that was killed
+Documents stream: what is held is one batch of texts, the hash of every document (to drop exact copies), and then
+the structure itself. Tokens go to a work folder (`my.index.work`) part by part on the way, so that a build that was killed
 goes on with the part it was in, and ends in the same bytes as one that was not. The index appears under its name
 complete or not at all, and an index that was there before stays until then.
 
@@ -23,25 +23,19 @@ from pathlib import Path
 import numpy as np
 
 from redraft.index_builders.documents import Document, ReadOptions, Tally
-from redraft.index_builders.progress import Progress, memory_in_use, readable_bytes
+from redraft.index_builders.progress import Progress, readable_bytes
 from redraft.index_builders.readers import read_documents
 from redraft.index_builders.sources import SourceFile, list_files, signature
+from redraft.index_builders.structures import KINDS, choose_kind, memory_needed, write_index
 from redraft.index_builders.token_parts import TokenParts
 from redraft.index_builders.tokenizers import Tokenizer, load_tokenizer
-from redraft.retrieval.index_directory import write_automaton_index
-from redraft.retrieval.suffix_automaton import SuffixAutomaton
 from redraft.retrieval.tokens import as_tokens
 
-__all__ = ["BYTES_PER_TOKEN", "BuildOptions", "BuildSummary", "build_index"]
+__all__ = ["BuildOptions", "BuildSummary", "build_index"]
 
 _BATCH_CHARACTERS = 4 << 20
 _BATCH_DOCUMENTS = 4096
 _PART_TOKENS = 4_000_000
-_APPENDED_AT_ONCE = 1 << 18
-
-# Most memory that building takes for each token: the automaton (68 bytes on text and code), its counts, and the pages
-# of the files that are being written (57).
-BYTES_PER_TOKEN = 150
 
 
 @dataclass(frozen=True)
@@ -53,18 +47,22 @@ class BuildOptions:
         max_tokens: stop after this many; the last document is cut to fit.
         shard: (i, n), 1 <= i <= n: build the i-th of n parts of the corpus.
         force: replace an index that exists.
-        memory_limit: bytes; a corpus that needs more is refused before its automaton is begun.
+        kind: one of `KINDS`; None chooses by size and memory.
+        memory_limit: bytes; a corpus that needs more is refused as soon as that is seen.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
     max_tokens: int | None = None
     shard: tuple[int, int] = (1, 1)
     force: bool = False
+    kind: str | None = None
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens: wanted at least 1, got {self.max_tokens}")
+        if self.kind is not None and self.kind not in KINDS:
+            raise ValueError(f"kind: wanted one of {', '.join(KINDS)}, got {self.kind!r}")
         number, count = self.shard
         if not 1 <= number <= count:
             raise ValueError(f"shard: wanted i/N with 1 <= i <= N, got {number}/{count}")
@@ -137,17 +135,17 @@ def build_index(
         try:
             resumed = parts.state["tokens"] if parts.state else 0
             counts = _tokenize(files, tokenizer, options, parts, tally, progress)
-            automaton = _append_all(parts, counts, progress)
-            with progress.stages() as report:
-                write_automaton_index(
-                    output,
-                    automaton,
-                    tokenizer=tokenizer.describe(),
-                    options=_recorded(options),
-                    sources=_recorded_sources(sources, counts),
-                    force=options.force,
-                    progress=report,
-                )
+            write_index(
+                output,
+                parts.documents(),
+                counts.tokens,
+                choose_kind(options.kind, counts.tokens, options.memory_limit),
+                progress,
+                tokenizer=tokenizer.describe(),
+                options=_recorded(options),
+                sources=_recorded_sources(sources, counts),
+                force=options.force,
+            )
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
                 error.filename = str(output)  # a full disk does not say where
@@ -186,7 +184,7 @@ def _tokenize(
     fresh: list[np.ndarray] = []  # documents of the part that is being filled
     fresh_tokens = 0
     total = sum(file.size for file in files)
-    with progress.phase("tokenizing", total, "B") as report:
+    with progress.phase("tokenizing", total, "B", counts.tokens) as report:
         for batch in _batches(files, options, counts, tally):
             for (source, document), tokens in zip(batch, _encode(batch, tokenizer), strict=True):
                 tokens = tokens if limit is None else tokens[: limit - counts.tokens]
@@ -265,27 +263,15 @@ def _encode(batch: list[tuple[int, Document]], tokenizer: Tokenizer) -> list[np.
 
 def _check_memory(tokens: int, share: float, options: BuildOptions) -> None:
     """Raise ValueError, with the way out, once `tokens`, from `share` of the corpus, are more than memory may hold."""
-    limit = options.memory_limit
-    needed = memory_in_use() + tokens * BYTES_PER_TOKEN
-    if limit is None or needed <= limit:
+    needed = memory_needed(tokens, options.kind)
+    if options.memory_limit is None or needed <= options.memory_limit:
         return
-    more = math.ceil(options.shard[1] * max(2.0, 1.2 * needed / limit / max(share, 0.01)))
+    more = math.ceil(options.shard[1] * max(2.0, 1.2 * needed / options.memory_limit / max(share, 0.01)))
     raise ValueError(
-        f"{share:.0%} of the corpus gave {tokens:,} tokens, which need about {readable_bytes(needed)} of memory;"
-        f" --memory-limit is {readable_bytes(limit)}. Build parts with --shard 1/{more} to {more}/{more},"
+        f"{share:.0%} of the corpus gave {tokens:,} tokens, which take {readable_bytes(needed)} of memory to build;"
+        f" --memory-limit is {readable_bytes(options.memory_limit)}. Build parts with --shard 1/{more} to {more}/{more},"
         " or fewer tokens with --max-tokens"
     )
-
-
-def _append_all(parts: TokenParts, counts: _Counts, progress: Progress) -> SuffixAutomaton:
-    automaton = SuffixAutomaton(capacity_hint=counts.tokens)
-    with progress.phase("building", counts.tokens, "tokens") as report:
-        for document in parts.documents():
-            for start in range(0, len(document), _APPENDED_AT_ONCE):
-                automaton.append(document[start : start + _APPENDED_AT_ONCE])
-                report(automaton.n_tokens, None, automaton.n_tokens)
-            automaton.end_document()
-    return automaton
 
 
 def _remove_leftovers(output: Path) -> None:

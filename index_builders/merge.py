@@ -1,6 +1,6 @@
 """Several indexes become one, without their texts: an index holds its documents' tokens.
 
-Suffix automata cannot be joined cheaply, so the merged one is built anew from all documents, one from each index in
+Neither structure can be joined cheaply, so the merged one is built anew from all documents, one from each index in
 turn. Shards that are given in their order thus become the very index that a build in one go makes. Exact copies of
 a document are dropped, as in a build.
 """
@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from redraft.index_builders.build import BYTES_PER_TOKEN
-from redraft.index_builders.progress import Progress, readable_bytes
+from redraft.index_builders.progress import Progress
+from redraft.index_builders.structures import choose_kind, write_index
 from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.index_directory import CorpusIndex, open_index, write_automaton_index
-from redraft.retrieval.suffix_automaton import SuffixAutomaton
+from redraft.retrieval.index_directory import CorpusIndex, open_index
 
 __all__ = ["merge_indexes"]
 
@@ -28,12 +27,13 @@ def merge_indexes(
     output: str | Path,
     *,
     force: bool = False,
+    kind: str | None = None,
     memory_limit: int | None = None,
     progress: Progress | None = None,
 ) -> dict:
     """Write the documents of the indexes at `paths` (two or more) as one index; returns {documents, tokens, duplicates}.
 
-    `output` may be one of `paths` if `force` is set. Raises IndexFormatError for a path that is no index and for
+    `output` may be one of `paths` if `force` is set; `kind` and `memory_limit` are as for a build. Raises IndexFormatError for a path that is no index and for
     indexes of different tokenizers, FileExistsError for an output that exists, ValueError beyond `memory_limit` bytes.
     """
     progress = progress or Progress(quiet=True)
@@ -43,36 +43,33 @@ def merge_indexes(
         indexes = [stack.enter_context(open_index(path)) for path in paths]
         tokenizer = _common_tokenizer(indexes)
         total = sum(len(index.tokens) for index in indexes)
-        if memory_limit is not None and total * BYTES_PER_TOKEN > memory_limit:
-            raise ValueError(
-                f"{total:,} tokens need about {readable_bytes(total * BYTES_PER_TOKEN)} of memory to merge,"
-                f" --memory-limit is {readable_bytes(memory_limit)}; a server can also open the indexes side by side"
-            )
-        automaton = SuffixAutomaton(capacity_hint=total)
-        seen: set[bytes] = set()
-        duplicates = done = 0
-        with progress.phase("merging", total, "tokens") as report:
-            for document in _in_turn(indexes):
-                done += len(document)
-                digest = hashlib.blake2b(np.ascontiguousarray(document).tobytes(), digest_size=16).digest()
-                if digest in seen:
-                    duplicates += 1
-                    continue
-                seen.add(digest)
-                automaton.append(document)
-                automaton.end_document()
-                report(done, automaton.n_documents, automaton.n_tokens)
-        with progress.stages() as report:
-            write_automaton_index(
-                output,
-                automaton,
-                tokenizer=tokenizer,
-                options=_common_options(indexes),
-                sources=_joined_sources(indexes),
-                force=force,
-                progress=report,
-            )
-    return {"documents": automaton.n_documents, "tokens": automaton.n_tokens, "duplicates": duplicates}
+        counts = {"documents": 0, "tokens": 0, "duplicates": 0}
+        write_index(
+            Path(output),
+            _distinct(indexes, counts),
+            total,
+            choose_kind(kind, total, memory_limit),
+            progress,
+            tokenizer=tokenizer,
+            options=_common_options(indexes),
+            sources=_joined_sources(indexes),
+            force=force,
+        )
+    return counts
+
+
+def _distinct(indexes: list[CorpusIndex], counts: dict[str, int]) -> Iterator[np.ndarray]:
+    """Every document that is not a copy of an earlier one; keeps `counts`."""
+    seen: set[bytes] = set()
+    for document in _in_turn(indexes):
+        digest = hashlib.blake2b(document.tobytes(), digest_size=16).digest()
+        if digest in seen:
+            counts["duplicates"] += 1
+            continue
+        seen.add(digest)
+        counts["documents"] += 1
+        counts["tokens"] += len(document)
+        yield document
 
 
 def _common_tokenizer(indexes: list[CorpusIndex]) -> dict:

@@ -49,10 +49,10 @@ class Progress:
             tqdm.write(text, file=self.stream)
 
     @contextmanager
-    def phase(self, name: str, total: int, unit: str):
+    def phase(self, name: str, total: int, unit: str, first_tokens: int = 0):
         """Yields `report(done, documents=None, tokens=None)`; call it as often as you like, it draws seldom.
 
-        `total` and `done` are counted in `unit`; the rates are those of this phase.
+        `total` and `done` are counted in `unit`. Tokens up to `first_tokens` are not of this phase's making.
         """
         started = time.monotonic()
         terminal = self.stream.isatty() and not self.quiet
@@ -67,13 +67,10 @@ class Progress:
             mininterval=0.2,
         )
         last_line = started
-        first_tokens = None
 
         def report(done: int, documents: int | None = None, tokens: int | None = None) -> None:
-            nonlocal last_line, first_tokens
+            nonlocal last_line
             now = time.monotonic()
-            if first_tokens is None:
-                first_tokens = tokens or 0
             if terminal:
                 bar.set_postfix_str(_facts(now - started, documents, tokens, first_tokens), refresh=False)
                 bar.update(done - bar.n)

@@ -18,6 +18,7 @@ import numpy as np
 
 from redraft.retrieval.frozen_automaton import COUNT, FrozenAutomaton, freeze, frozen_advance
 from redraft.retrieval.index_directory import CorpusIndex
+from redraft.retrieval.suffix_array import array_search
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 __all__ = ["MATCH_LENGTHS", "held_out_matches", "matches_of_texts"]
@@ -54,12 +55,13 @@ def _shares(index: CorpusIndex, documents: Iterable[np.ndarray], leave_out: bool
     matched = dict.fromkeys(MATCH_LENGTHS, 0)
     continued = dict.fromkeys(MATCH_LENGTHS, 0)
     for document in documents:
+        document = np.asarray(document)
         own = _automaton_of(document if leave_out else document[:0])
         n_documents += 1
         positions += max(0, len(document) - 1)  # after every token but the last one comes a next one
         for length in MATCH_LENGTHS:
-            here = _occurs_elsewhere(index.automaton, own, document, length)[:-1]
-            longer = _occurs_elsewhere(index.automaton, own, document, length + 1)[1:]
+            here = _occurs_elsewhere(index, own, document, length)[:-1]
+            longer = _occurs_elsewhere(index, own, document, length + 1)[1:]
             matched[length] += int(here.sum())
             continued[length] += int((here & longer).sum())
     return {
@@ -76,21 +78,33 @@ def _automaton_of(document: np.ndarray) -> FrozenAutomaton:
     return freeze(automaton)
 
 
-def _occurs_elsewhere(
-    automaton: FrozenAutomaton, own: FrozenAutomaton, document: np.ndarray, length: int
-) -> np.ndarray:
-    """bool[n]: whether the `length` tokens that end at each position occur more often in `automaton` than in `own`."""
-    found = np.zeros(len(document), np.bool_)
-    _mark(automaton, own, np.asarray(document), length, found)
-    return found
+def _occurs_elsewhere(index: CorpusIndex, own: FrozenAutomaton, document: np.ndarray, length: int) -> np.ndarray:
+    """bool[n]: whether the `length` tokens that end at each position occur more often in `index` than in `own`."""
+    everywhere, here = np.zeros(len(document), np.int64), np.zeros(len(document), np.int64)
+    if index.automaton is not None:
+        _count_in_automaton(index.automaton, document, length, everywhere)
+    else:
+        _count_in_array(index.array, document, length, np.empty(length, np.int32), everywhere)
+    _count_in_automaton(own, document, length, here)
+    return everywhere > here
 
 
-@numba.njit(nogil=True)  # not kept on disk: nothing would tell that copy when frozen_advance changes
-def _mark(automaton, own, document, length, found):
-    state, matched, own_state, own_matched = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+# The kernels are not kept on disk: nothing would tell the copies there when the functions they call change.
+
+
+@numba.njit(nogil=True)
+def _count_in_automaton(automaton, document, length, counts):
+    state, matched = np.int64(0), np.int64(0)
     for i in range(document.shape[0]):
         state, matched = frozen_advance(automaton, state, matched, document[i], length)
-        own_state, own_matched = frozen_advance(own, own_state, own_matched, document[i], length)
         if matched == length:
-            own_count = own.states[own_state, COUNT] if own_matched == length else 0
-            found[i] = automaton.states[state, COUNT] > own_count
+            counts[i] = automaton.states[state, COUNT]
+
+
+@numba.njit(nogil=True)
+def _count_in_array(array, document, length, window, counts):
+    for i in range(length - 1, document.shape[0]):
+        for back in range(length):
+            window[back] = document[i - back]
+        low, high = array_search(array, window, length)
+        counts[i] = high - low

@@ -369,7 +369,7 @@ def test_merge_drops_copies_and_refuses_other_tokenizers(tmp_path, capsys, corpu
     words = ("index", "build", more, "--quiet", "--tokenizer", tokenizer, "-o", tmp_path / "b.index")
     assert redraft(capsys, *words)[0] == 0
     code, _, err = redraft(capsys, *merge, "--memory-limit", "1k")
-    assert code == 1 and "--memory-limit is 1 kB" in err
+    assert code == 1 and "the limit is 1 kB" in err
     code, _, err = redraft(capsys, *merge)
     assert code == 0 and "81 documents" in err and "80 exact duplicates" in err
     assert sorted(documents(tmp_path / "c.index")) == sorted(documents(tmp_path / "b.index"))
@@ -386,10 +386,28 @@ def test_merge_drops_copies_and_refuses_other_tokenizers(tmp_path, capsys, corpu
 
 def test_memory_limit_stops_early_and_says_how_to_go_on(tmp_path, capsys, corpus, tokenizer):
     build = ("index", "build", corpus, "--tokenizer", tokenizer, "-o", tmp_path / "my.index")
-    code, _, err = redraft(capsys, *build, "--memory-limit", "1M")
-    assert code == 1 and "--memory-limit is 1 MB" in err and "--shard 1/" in err
+    code, _, err = redraft(capsys, *build, "--memory-limit", "100k")
+    assert code == 1 and "--memory-limit is 100 kB" in err and "--shard 1/" in err
     assert not (tmp_path / "my.index").exists()
-    assert redraft(capsys, *build, "--memory-limit", "20G")[0] == 0
+    code, _, err = redraft(capsys, *build, "--memory-limit", "5M", "--kind", "suffix_automaton")
+    assert code == 1 and "--memory-limit is 5 MB" in err
+    assert redraft(capsys, *build, "--memory-limit", "5M")[0] == 0
+    assert content(tmp_path / "my.index")["manifest"]["kind"] == "suffix_array"
+    assert redraft(capsys, *build, "--memory-limit", "20G", "--force")[0] == 0
+    assert content(tmp_path / "my.index")["manifest"]["kind"] == "suffix_automaton"
+
+
+def test_both_kinds_hold_the_same_documents(tmp_path, capsys, corpus, tokenizer):
+    for kind in ("suffix_automaton", "suffix_array"):
+        build = ("index", "build", corpus, "--tokenizer", tokenizer, "-o", tmp_path / kind, "--kind", kind)
+        code, _, err = redraft(capsys, *build)
+        assert code == 0 and "80 documents" in err
+        assert redraft(capsys, "index", "verify", tmp_path / kind)[0] == 0
+        assert kind.replace("_", " ") in redraft(capsys, "index", "inspect", tmp_path / kind)[1]
+    assert documents(tmp_path / "suffix_automaton") == documents(tmp_path / "suffix_array")
+    both = ("index", "merge", tmp_path / "suffix_automaton", tmp_path / "suffix_array", "-o", tmp_path / "merged")
+    assert redraft(capsys, *both, "--kind", "suffix_array")[0] == 0
+    assert content(tmp_path / "merged")["files"] == content(tmp_path / "suffix_array")["files"]
 
 
 def occurs_elsewhere(document: list[int], others: list[list[int]], end: int, length: int) -> bool:
@@ -399,11 +417,12 @@ def occurs_elsewhere(document: list[int], others: list[list[int]], end: int, len
     )
 
 
-def test_stats_count_what_stands_in_other_documents(tmp_path, capsys, tokenizer):
+@pytest.mark.parametrize("kind", ["suffix_automaton", "suffix_array"])
+def test_stats_count_what_stands_in_other_documents(tmp_path, capsys, tokenizer, kind):
     rng = np.random.default_rng(3)
     np.save(tmp_path / "a.npy", rng.integers(0, 3, (6, 40)))
     index = tmp_path / "my.index"
-    build = ("index", "build", tmp_path / "a.npy", "--tokenizer", tokenizer, "--quiet", "-o", index)
+    build = ("index", "build", tmp_path / "a.npy", "--tokenizer", tokenizer, "--kind", kind, "--quiet", "-o", index)
     assert redraft(capsys, *build)[0] == 0
     code, out, _ = redraft(capsys, "index", "stats", index, "--json")
     found = json.loads(out)["matches"]

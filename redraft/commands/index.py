@@ -9,13 +9,14 @@ import sys
 
 import numpy as np
 
-from redraft.index_builders.build import BYTES_PER_TOKEN, BuildOptions, BuildSummary, build_index
+from redraft.index_builders.build import BuildOptions, BuildSummary, build_index
 from redraft.index_builders.documents import ReadOptions, Tally
 from redraft.index_builders.merge import merge_indexes
 from redraft.index_builders.progress import Progress, readable_bytes
 from redraft.index_builders.readers import read_documents
 from redraft.index_builders.sources import list_files
 from redraft.index_builders.stats import MATCH_LENGTHS, held_out_matches, matches_of_texts
+from redraft.index_builders.structures import KINDS
 from redraft.index_builders.tokenizers import load_tokenizer
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.index_directory import CorpusIndex, open_index, verify_index
@@ -105,8 +106,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--memory-limit",
         type=_count,
         metavar="BYTES",
-        help=f"stop early where building would take more, at {BYTES_PER_TOKEN} bytes per token (8G, say)",
+        help="how much memory building may take (8G, say); a corpus that needs more is refused early",
     )
+    build.add_argument("--kind", choices=KINDS, help="structure to build (otherwise chosen by size and memory)")
     build.add_argument("--quiet", action="store_true", help="no progress and no summary")
 
     inspect = add("inspect", "say what an index holds", _inspect)
@@ -117,6 +119,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     merge.add_argument("indexes", nargs="+", metavar="INDEX", help="index directories made with the same tokenizer")
     merge.add_argument("-o", "--output", required=True, metavar="DIR", help="the index directory to make")
     merge.add_argument("--force", action="store_true", help="replace an index that exists")
+    merge.add_argument("--kind", choices=KINDS, help="structure to build (otherwise chosen by size and memory)")
     merge.add_argument("--memory-limit", type=_count, metavar="BYTES", help="refuse where merging would take more")
 
     stats = add("stats", "say how often an index will find something", _stats, epilog=_STATS_EXAMPLES)
@@ -149,6 +152,7 @@ def _build(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         shard=args.shard,
         force=args.force,
+        kind=args.kind,
         memory_limit=args.memory_limit,
     )
     summary = build_index(args.sources, args.tokenizer, args.output, options, progress)
@@ -207,7 +211,12 @@ def _description(path: str, manifest: dict) -> str:
 def _merge(args: argparse.Namespace) -> int:
     progress = Progress()
     merged = merge_indexes(
-        args.indexes, args.output, force=args.force, memory_limit=args.memory_limit, progress=progress
+        args.indexes,
+        args.output,
+        force=args.force,
+        kind=args.kind,
+        memory_limit=args.memory_limit,
+        progress=progress,
     )
     print(
         f"{args.output}: {merged['documents']:,} documents, {merged['tokens']:,} tokens,"
