@@ -183,8 +183,10 @@ def _freeze(arrays, counts, states, edges):
             _write_edge(edges, end, arrays.edges[row, online.EDGE_TOKEN], arrays.edges[row, online.EDGE_TARGET], counts)
             end += 1
             row = arrays.edges[row, online.EDGE_NEXT]
-        _sort_head(edges, begin, end)
-        _sort_by_token(edges, begin + HEAD, end)
+        if end - begin > 1:
+            _sort_head(edges, begin, end)
+        if end - begin > HEAD:
+            _sort_by_token(edges, begin + HEAD, end)
     states[n_states, LENGTH] = 0
     states[n_states, LINK] = -1
     states[n_states, COUNT] = 0
