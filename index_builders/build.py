@@ -17,7 +17,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,7 @@ class BuildOptions:
     Attributes:
         read: how to read the sources.
         max_tokens: stop after this many; the last document is cut to fit.
+        chat_template: write whole chats out with the tokenizer's chat template, instead of single turns.
         shard: (i, n), 1 <= i <= n: build the i-th of n parts of the corpus.
         force: replace an index that exists.
         kind: one of `KINDS`; None chooses by size and memory.
@@ -53,6 +54,7 @@ class BuildOptions:
 
     read: ReadOptions = field(default_factory=ReadOptions)
     max_tokens: int | None = None
+    chat_template: bool = False
     shard: tuple[int, int] = (1, 1)
     force: bool = False
     kind: str | None = None
@@ -124,8 +126,12 @@ def build_index(
         raise FileExistsError(f"{output} exists already; replace it with --force")
     started = time.monotonic()
     files = list_files(sources, options.read)
+    progress.say(f"{len(files):,} files, {readable_bytes(sum(file.size for file in files))}")
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(tokenizer)
+    if options.chat_template:
+        tokenizer.render_chat([{"role": "user", "content": "?"}])  # no template: say so now
+        options = replace(options, read=replace(options.read, render_chat=tokenizer.render_chat))
     progress.seconds["listing files, loading the tokenizer"] = time.monotonic() - started
 
     tally = Tally(warn=progress.say)
@@ -286,7 +292,8 @@ def _recorded(options: BuildOptions) -> dict:
     """The options that decide what is in the index, as its manifest keeps them."""
     return {
         "text_key": options.read.text_key,
-        "roles": list(options.read.roles),
+        "roles": [] if options.chat_template else list(options.read.roles),
+        "chat_template": options.chat_template,
         "exclude": list(options.read.exclude),
         "max_tokens": options.max_tokens,
         "shard": list(options.shard),

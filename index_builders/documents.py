@@ -42,6 +42,7 @@ class ReadOptions:
         max_bad_records: how many records may be unusable before the build fails.
         exclude: patterns (`*.min.js`, `vendor`) of file and folder names to leave out of folders.
         stdin_format: what `-` reads, "jsonl" or "text".
+        render_chat: writes a whole chat out as one text, instead of single turns; raises ValueError.
     """
 
     text_key: str | None = None
@@ -49,6 +50,7 @@ class ReadOptions:
     max_bad_records: int = 0
     exclude: tuple[str, ...] = ()
     stdin_format: str = "jsonl"
+    render_chat: Callable[[list[dict]], str] | None = None
 
 
 @dataclass

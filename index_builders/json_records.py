@@ -74,7 +74,7 @@ def texts_of_record(record, options: ReadOptions, where: str) -> list[str]:
     if isinstance(record, str):
         return [_encodable(record, where)]
     if isinstance(record, list):
-        return _turns(record, options.roles, where)
+        return _texts_of_chat(record, options, where)
     if not isinstance(record, dict):
         raise BadRecordError(where, f"wanted a JSON object or string, got {_kind(record)}")
     wanted = TEXT_KEYS if options.text_key is None else (options.text_key,)
@@ -85,7 +85,7 @@ def texts_of_record(record, options: ReadOptions, where: str) -> list[str]:
         raise BadRecordError(where, f"no text: wanted {' or '.join(wanted)}, the record has {present}{hint}")
     value = record[key]
     if isinstance(value, list):
-        return _turns(value, options.roles, where)
+        return _texts_of_chat(value, options, where)
     if not isinstance(value, str):
         raise BadRecordError(where, f"wanted a string under {key!r}, got {_kind(value)}")
     return [_encodable(value, where)]
@@ -107,24 +107,31 @@ def _parse_line(line: bytes, number: int, offset: int, where: str):
         raise BadRecordError(where, f"wanted one JSON value a line ({error})") from error
 
 
-def _turns(turns: list, roles: tuple[str, ...], where: str) -> list[str]:
-    texts = []
-    for turn in turns:
-        if not isinstance(turn, dict) or not isinstance(turn.get("role", turn.get("from")), str):
-            raise BadRecordError(where, f"wanted chat turns with a role (or from), got {_kind(turn)}")
-        role = turn.get("role", turn.get("from"))
-        content = turn.get("content", turn.get("value"))
-        if _ROLES.get(role, role) not in roles and role not in roles:
-            continue
-        if isinstance(content, list):  # parts of several kinds: text, pictures, ...
-            parts = [part.get("text") for part in content if isinstance(part, dict)]
-            content = "".join(part for part in parts if isinstance(part, str))
-        if content is None:  # a turn that is only a tool call
-            continue
-        if not isinstance(content, str):
-            raise BadRecordError(where, f"wanted a string as the {role} turn's content, got {_kind(content)}")
-        texts.append(_encodable(content, where))
-    return texts
+def _texts_of_chat(turns: list, options: ReadOptions, where: str) -> list[str]:
+    """The turns of the wanted roles, or the whole chat as one text where `options.render_chat` is given."""
+    messages = [_message(turn, where) for turn in turns]
+    if options.render_chat is not None:
+        chat = [{"role": _ROLES.get(role, role), "content": content} for role, content in messages]
+        try:
+            return [_encodable(options.render_chat(chat), where)]
+        except ValueError as error:
+            raise BadRecordError(where, str(error)) from error
+    wanted = set(options.roles)
+    return [_encodable(content, where) for role, content in messages if {role, _ROLES.get(role, role)} & wanted]
+
+
+def _message(turn, where: str) -> tuple[str, str]:
+    """(role, content) of one turn. A turn that is only a tool call has no content of its own."""
+    role = turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+    if not isinstance(role, str):
+        raise BadRecordError(where, f"wanted chat turns with a role (or from), got {_kind(turn)}")
+    content = turn.get("content", turn.get("value"))
+    if isinstance(content, list):  # parts of several kinds: text, pictures, ...
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(part for part in parts if isinstance(part, str))
+    if content is not None and not isinstance(content, str):
+        raise BadRecordError(where, f"wanted a string as the {role} turn's content, got {_kind(content)}")
+    return role, content or ""
 
 
 def _encodable(text: str, where: str) -> str:

@@ -39,11 +39,13 @@ class Tokenizer:
         backend: the `tokenizers.Tokenizer` underneath.
     """
 
-    def __init__(self, backend, name: str) -> None:
+    def __init__(self, backend, name: str, chat_writer=None) -> None:
+        """`chat_writer`: a transformers tokenizer whose chat template `render_chat` uses, if it has one."""
         self.backend = type(backend).from_str(backend.to_str())  # a copy: the caller's truncation stays as it was
         self.backend.no_truncation()
         self.backend.no_padding()
         self.name = name
+        self._chat_writer = chat_writer
         self.vocab_size = max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.fingerprint = _fingerprint(self.backend)
 
@@ -54,7 +56,7 @@ class Tokenizer:
         name = name or tokenizer.name_or_path
         if backend is None:
             raise ValueError(f"tokenizer {name!r}: {type(tokenizer).__name__} has no fast version; wanted one that has")
-        return cls(backend, name)
+        return cls(backend, name, tokenizer)
 
     def encode(self, text: str) -> np.ndarray:
         """int32[n]: the ids of one text, no special tokens added."""
@@ -75,6 +77,17 @@ class Tokenizer:
     def decode(self, ids, skip_special_tokens: bool = False) -> str:
         """The text of token ids (any iterable of ints)."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def render_chat(self, messages: list[dict]) -> str:
+        """A whole chat (role, content) as the model reads it. Raises ValueError where there is no template or it fails."""
+        if getattr(self._chat_writer, "chat_template", None) is None:
+            raise ValueError(
+                f"tokenizer {self.name!r} has no chat template; wanted a transformers folder or a .gguf file that has one"
+            )
+        try:
+            return self._chat_writer.apply_chat_template(messages, tokenize=False)
+        except Exception as error:  # a template is a program of the model's makers and may raise anything
+            raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from error
 
     def describe(self) -> dict:
         """What an index says of its tokenizer: name, vocab_size, fingerprint."""

@@ -164,6 +164,19 @@ def test_bad_json_line_is_named_and_counted(tmp_path, bad, said):
         read(path, max_bad_records=1)
 
 
+def test_whole_chats_are_rendered_with_normal_roles(tmp_path):
+    def render(chat):
+        if len(chat) > 4:
+            raise ValueError("too long a chat")
+        return "".join(f"<{turn['role']}>{turn['content']}" for turn in chat)
+
+    path = write(tmp_path / "a.jsonl", lines({"conversations": SHAREGPT}, {"text": "plain"}, {"messages": CHAT}))
+    found, tally = read(path, render_chat=render, max_bad_records=1)
+    assert found == ["<user>hi<assistant>hello", "plain"] and tally.bad_records == 1
+    with pytest.raises(ValueError, match=r"a\.jsonl:3: too long a chat"):
+        read(path, render_chat=render)
+
+
 def test_json_file_must_be_an_array(tmp_path):
     with pytest.raises(ValueError, match=r"wanted an array of records, got an object"):
         read(write(tmp_path / "a.json", "{}"))
@@ -376,3 +389,7 @@ def test_gguf_and_folder_give_the_ids_of_transformers(tmp_path):
     for tokenizer in (ours, load_tokenizer(tmp_path / "saved"), load_tokenizer(tmp_path / "saved/tokenizer.json")):
         assert [ids.tolist() for ids in tokenizer.encode_batch(texts)] == expected
         assert tokenizer.fingerprint == ours.fingerprint and tokenizer.vocab_size == len(theirs)
+    chat = [{"role": "user", "content": "hi"}]
+    assert ours.render_chat(chat) == theirs.apply_chat_template(chat, tokenize=False)
+    with pytest.raises(ValueError, match="no chat template"):
+        load_tokenizer(tmp_path / "saved/tokenizer.json").render_chat(chat)

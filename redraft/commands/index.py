@@ -91,6 +91,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="whose turns of a chat to index; each turn is a document",
     )
     build.add_argument(
+        "--chat-template",
+        action="store_true",
+        help="index whole chats, written out with the tokenizer's chat template, instead of single turns",
+    )
+    build.add_argument(
         "--max-bad-records",
         type=_count,
         default=0,
@@ -150,6 +155,7 @@ def _build(args: argparse.Namespace) -> int:
             stdin_format=args.stdin_format,
         ),
         max_tokens=args.max_tokens,
+        chat_template=args.chat_template,
         shard=args.shard,
         force=args.force,
         kind=args.kind,
@@ -190,7 +196,9 @@ def _inspect(args: argparse.Namespace) -> int:
 def _description(path: str, manifest: dict) -> str:
     """What `inspect` prints. Options and sources are the builder's own words, so they may be of any shape."""
     tokenizer, size = manifest["tokenizer"], sum(file["bytes"] for file in manifest["files"].values())
-    options = [f"{name} {value}" for name, value in manifest["options"].items() if value not in (None, [], [1, 1])]
+    options = [
+        f"{name} {value}" for name, value in manifest["options"].items() if value not in (None, False, [], [1, 1])
+    ]
     lines = [
         f"{path}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens",
         f"  {readable_bytes(size)}, {size / max(1, manifest['tokens']):.1f} bytes per token",
