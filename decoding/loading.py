@@ -8,7 +8,7 @@ import torch
 
 from redraft.retrieval.errors import import_extra
 
-__all__ = ["DTYPES", "load_model"]
+__all__ = ["DTYPES", "load_model", "locate_model"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -25,7 +25,7 @@ def load_model(spec: str | Path, *, dtype: str = "auto", device: str = "auto"):
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    where, gguf = _locate(spec)
+    where, gguf = locate_model(spec)
     extra = {}
     if gguf is not None:
         import_extra("gguf", "models")
@@ -35,8 +35,8 @@ def load_model(spec: str | Path, *, dtype: str = "auto", device: str = "auto"):
     return model.to(device).eval(), tokenizer
 
 
-def _locate(spec: str | Path) -> tuple[str, str | None]:
-    """What transformers is to open, and the GGUF file in it, if it is one."""
+def locate_model(spec: str | Path) -> tuple[str, str | None]:
+    """(what transformers is to open, the name of the GGUF file in it or None), for a `spec` as `load_model` takes it."""
     path = Path(spec).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
