@@ -13,16 +13,14 @@ import argparse
 import json
 import os
 import statistics
-import sysconfig
 import tempfile
-from itertools import chain
 from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
 from machine import RECORDS, provenance
+from source_corpus import python_source
 
-from redraft.index_builders.tokenizers import load_tokenizer
 from redraft.retrieval.errors import import_extra
 from redraft.retrieval.frozen_automaton import COUNT, frozen_advance, frozen_walk
 from redraft.retrieval.index_directory import open_index, write_automaton_index
@@ -31,26 +29,6 @@ from redraft.retrieval.suffix_automaton import SuffixAutomaton
 PEER_TOKENS = 200_000
 STREAM_TOKENS = 1_000_000
 CONTEXT = 64
-
-
-def source_text(tokenizer, wanted: int) -> list[np.ndarray]:
-    """Python files as token arrays, one a document, `wanted` tokens in all or as many as there are."""
-    paths = sysconfig.get_paths()
-    library = (path for path in sorted(Path(paths["stdlib"]).rglob("*.py")) if "site-packages" not in path.parts)
-    documents, total, batch = [], 0, []
-    for path in chain(library, sorted(Path(paths["purelib"]).rglob("*.py")), [None]):
-        if path is not None:
-            batch.append(path.read_text(encoding="utf-8", errors="replace"))
-        if len(batch) == 512 or path is None:
-            encoded = tokenizer.encode_batch(batch)
-            documents += encoded
-            total += sum(map(len, encoded))
-            batch = []
-        if total >= wanted:
-            break
-    while total > wanted:
-        total -= len(documents.pop())
-    return documents
 
 
 def build(documents: list[np.ndarray]) -> SuffixAutomaton:
@@ -197,10 +175,11 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=5_000_000, help="size of the index")
     parser.add_argument("--rounds", type=int, default=7, help="rounds against the peer")
+    parser.add_argument("--kept", type=Path, metavar="FILE.npz", help="keep the tokens here for the next run")
     parser.add_argument("--record", action="store_true", help="write a dated record into benchmarks/record")
     args = parser.parse_args()
 
-    documents = source_text(load_tokenizer(args.tokenizer), args.tokens + 200_000)
+    documents = python_source(args.tokenizer, args.tokens + 200_000, kept=args.kept)
     held_out, size = [], 0
     while size < 100_000:
         held_out.append(documents.pop())

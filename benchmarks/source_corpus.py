@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from redraft.index_builders.tokenizers import Tokenizer, load_tokenizer
+
 __all__ = ["python_source"]
 
 _BATCH = 512
@@ -27,9 +29,25 @@ def _files(roots: list[Path]) -> Iterator[str]:
                     yield content.decode("utf-8", errors="replace")
 
 
-def python_source(tokenizer, wanted: int, roots: list[Path] | None = None) -> list[np.ndarray]:
-    """At most `wanted` tokens of Python files, one document a file, from `roots` (default: this interpreter's library
-    and installed packages). Exact copies are left out."""
+def python_source(
+    tokenizer: str | Path, wanted: int, roots: list[Path] | None = None, kept: Path | None = None
+) -> list[np.ndarray]:
+    """At most `wanted` tokens of Python files, one document a file.
+
+    roots: where they lie (default: this interpreter's library and installed packages); exact copies are left out.
+    kept: a .npz file that holds the result of the first call for those after it: tokenizing takes longer than all else.
+    """
+    if kept is not None and kept.is_file():
+        with np.load(kept) as arrays:
+            return np.split(arrays["tokens"], arrays["ends"][:-1])
+    documents = _tokenized(load_tokenizer(tokenizer), wanted, roots)
+    if kept is not None:
+        ends = np.cumsum([len(document) for document in documents])
+        np.savez(kept, tokens=np.concatenate(documents), ends=ends)
+    return documents
+
+
+def _tokenized(tokenizer: Tokenizer, wanted: int, roots: list[Path] | None) -> list[np.ndarray]:
     paths = sysconfig.get_paths()
     documents, total, batch = [], 0, []
 

@@ -23,13 +23,14 @@ from pathlib import Path
 from time import perf_counter, perf_counter_ns, process_time
 
 import numpy as np
+from automaton import STREAM_TOKENS, STREAMS
 from machine import RECORDS, provenance
 from source_corpus import python_source
 
-from redraft.index_builders.tokenizers import load_tokenizer
 from redraft.retrieval.index_directory import open_index, write_array_index
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.suffix_array import SUCCESSORS, array_advance, array_successors, find
+from redraft.retrieval.suffix_sorting import sort_suffixes
 
 CONTEXT = 4
 
@@ -88,6 +89,22 @@ def build(path: Path, documents: list[np.ndarray]) -> dict:
         "private_gb_before": round(before / 1e9, 2),
         "disk_bytes_per_token": round(sum(file.stat().st_size for file in path.iterdir()) / n, 3),
     }
+
+
+def on_stream(make) -> dict:
+    """Nanoseconds per token for a text of repeats, and for its first quarter: linear if they are alike."""
+    figures = {}
+    for name, n in (("quarter", STREAM_TOKENS // 4), ("whole", STREAM_TOKENS)):
+        text, seconds = make(n), []
+        for _ in range(3):
+            start = perf_counter()
+            order = sort_suffixes(text, np.array([n]))
+            seconds.append(perf_counter() - start)
+        assert np.bincount(order).max() == 1
+        for row in range(0, n - 1, n // 50):
+            assert text[order[row] :][:1000].tolist() <= text[order[row + 1] :][:1000].tolist()
+        figures[f"{name}_ns_per_token"] = round(min(seconds) / n * 1e9)
+    return figures
 
 
 def percentiles(nanoseconds: list[int]) -> dict:
@@ -267,11 +284,12 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=10_000_000, help="size of the large index")
     parser.add_argument("--rest-tokens", type=int, default=2_000_000, help="size of the index beside REST")
+    parser.add_argument("--kept", type=Path, metavar="FILE.npz", help="keep the tokens here for the next run")
     parser.add_argument("--record", action="store_true", help="write a dated record into benchmarks/record")
     args = parser.parse_args()
 
     start = perf_counter()
-    documents = python_source(load_tokenizer(args.tokenizer), args.tokens + 20_000, args.sources)
+    documents = python_source(args.tokenizer, args.tokens + 20_000, args.sources, args.kept)
     print(f"tokenized in {perf_counter() - start:.0f} s", file=sys.stderr)
     random.Random(0).shuffle(documents)
     held_out = documents.pop()
@@ -283,6 +301,7 @@ def main() -> None:
         folder = Path(folder)
         build(folder / "warm-up.index", documents[:20])  # compiles
         record = provenance("draftretriever") | {"tokenizer": Path(args.tokenizer).name}
+        record["streams"] = {name: on_stream(make) for name, make in STREAMS.items()}
         record["build"] = build(folder / "large.index", documents)
         build(folder / "small.index", part)
         record["small"] = {"tokens": sum(map(len, part))} | lookups(folder / "small.index", held_out)
