@@ -26,7 +26,7 @@ from redraft.index_builders.documents import Document, ReadOptions, Tally
 from redraft.index_builders.progress import Progress, readable_bytes
 from redraft.index_builders.readers import read_documents
 from redraft.index_builders.sources import SourceFile, list_files, signature
-from redraft.index_builders.structures import KINDS, choose_kind, memory_needed, write_index
+from redraft.index_builders.structures import KINDS, check_output, choose_kind, memory_needed, write_index
 from redraft.index_builders.token_parts import TokenParts
 from redraft.index_builders.tokenizers import Tokenizer, load_tokenizer
 from redraft.retrieval.tokens import as_tokens
@@ -122,8 +122,7 @@ def build_index(
     options = options or BuildOptions()
     progress = progress or Progress(quiet=True)
     output = Path(output)
-    if output.exists() and not options.force:
-        raise FileExistsError(f"{output} exists already; replace it with --force")
+    check_output(output, options.force)
     started = time.monotonic()
     files = list_files(sources, options.read)
     progress.say(f"{len(files):,} files, {readable_bytes(sum(file.size for file in files))}")
@@ -134,7 +133,7 @@ def build_index(
         options = replace(options, read=replace(options.read, render_chat=tokenizer.render_chat))
     progress.seconds["listing files, loading the tokenizer"] = time.monotonic() - started
 
-    tally = Tally(warn=progress.say)
+    tally = Tally(warn=progress.warn)
     output.parent.mkdir(parents=True, exist_ok=True)
     with TokenParts(output.with_name(output.name + ".work"), _plan(files, tokenizer, options)) as parts:
         _remove_leftovers(output)

@@ -9,6 +9,8 @@ import numpy as np
 
 __all__ = ["BadRecordError", "Document", "ReadOptions", "Tally"]
 
+_WARNINGS = 20
+
 
 @dataclass(frozen=True)
 class Document:
@@ -58,7 +60,7 @@ class Tally:
     """Counts of one reading, from the first file to the last.
 
     Attributes:
-        bad_records: records that could not be used, each of them also handed to `warn`.
+        bad_records: records that could not be used; the first `_WARNINGS` of them are handed to `warn`.
         skipped_files: files in folders that are binary or not UTF-8.
         empty: records and files without any text.
         bytes_before: size of the files that are done; `bytes_here`: how far the current one is read.
@@ -80,7 +82,10 @@ class Tally:
         """Count a bad record; raises ValueError once there are more than `max_bad_records`."""
         self.bad_records += 1
         if self.bad_records <= self.max_bad_records:
-            self.warn(str(error))
+            if self.bad_records <= _WARNINGS:
+                self.warn(str(error))
+            elif self.bad_records == _WARNINGS + 1:
+                self.warn("more bad records: they are only counted from here on")
             return
         allowed = (
             "tolerate some with --max-bad-records"

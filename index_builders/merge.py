@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from redraft.index_builders.progress import Progress
-from redraft.index_builders.structures import choose_kind, write_index
+from redraft.index_builders.structures import check_output, choose_kind, write_index
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.index_directory import CorpusIndex, open_index
 
@@ -37,8 +37,7 @@ def merge_indexes(
     indexes of different tokenizers, FileExistsError for an output that exists, ValueError beyond `memory_limit` bytes.
     """
     progress = progress or Progress(quiet=True)
-    if Path(output).exists() and not force:
-        raise FileExistsError(f"{output} exists already; replace it with --force")
+    check_output(Path(output), force)
     with ExitStack() as stack:
         indexes = [stack.enter_context(open_index(path)) for path in paths]
         tokenizer = _common_tokenizer(indexes)

@@ -48,6 +48,10 @@ class Progress:
         if not self.quiet:
             tqdm.write(text, file=self.stream)
 
+    def warn(self, text: str) -> None:
+        """One line, even where progress is not wanted."""
+        tqdm.write(f"warning: {text}", file=self.stream)
+
     @contextmanager
     def phase(self, name: str, total: int, unit: str, first_tokens: int = 0):
         """Yields `report(done, documents=None, tokens=None)`; call it as often as you like, it draws seldom.

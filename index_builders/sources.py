@@ -38,6 +38,9 @@ _TEXT_NAMES = """
 TEXT_SUFFIXES, TEXT_NAMES = frozenset(_TEXT_SUFFIXES.split()), frozenset(_TEXT_NAMES.split())
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "CVS", "_darcs", "__MACOSX"})
 
+# Files that mark an index, or the work folder of a build: neither is text to index.
+_OUR_OWN = ({"manifest.json", "tokens.npy"}, {"plan.json", "lock"})
+
 _JSONL = (".jsonl", ".ndjson")
 _COMPRESSED = (".gz", ".zst")
 
@@ -126,6 +129,9 @@ def _walk(folder: Path, exclude: tuple[str, ...]):
             for name in folders
             if not name.startswith(".") and name not in SKIPPED_FOLDERS and not _matches(name, exclude)
         )
+        if any(marks <= set(names) for marks in _OUR_OWN):
+            folders.clear()
+            continue
         for name in sorted(names):
             path = Path(root, name)
             if not name.startswith(".") and not _matches(name, exclude) and path.is_file():

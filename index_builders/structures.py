@@ -14,9 +14,18 @@ import numpy as np
 
 from redraft.index_builders.progress import Progress, readable_bytes
 from redraft.retrieval.index_directory import write_array_index, write_automaton_index
+from redraft.retrieval.index_format import MANIFEST
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
-__all__ = ["AUTOMATON_TOKENS", "BYTES_PER_TOKEN", "KINDS", "choose_kind", "memory_needed", "write_index"]
+__all__ = [
+    "AUTOMATON_TOKENS",
+    "BYTES_PER_TOKEN",
+    "KINDS",
+    "check_output",
+    "choose_kind",
+    "memory_needed",
+    "write_index",
+]
 
 KINDS = ("suffix_automaton", "suffix_array")
 AUTOMATON_TOKENS = 50_000_000  # 2.8 GB on disk
@@ -25,6 +34,16 @@ AUTOMATON_TOKENS = 50_000_000  # 2.8 GB on disk
 BYTES_PER_TOKEN = {"suffix_automaton": 150, "suffix_array": 30}
 
 _APPENDED_AT_ONCE = 1 << 18
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Raise FileExistsError for an output that will not be replaced; better before the work than after it."""
+    if not output.exists():
+        return
+    if not force:
+        raise FileExistsError(f"{output} exists already: choose another name, or replace it with --force")
+    if not (output.is_dir() and ((output / MANIFEST).is_file() or not any(output.iterdir()))):
+        raise FileExistsError(f"{output} is not an index directory and is not replaced")
 
 
 def memory_needed(tokens: int, kind: str | None) -> int:

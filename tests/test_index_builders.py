@@ -59,6 +59,13 @@ def test_folder_is_walked_in_order_without_hidden_binary_and_foreign_files(tmp_p
     assert read(tmp_path, exclude=("*.md", "deep", "Make*"))[0] == ["second", "a record"]
 
 
+def test_indexes_and_work_folders_are_no_sources(tmp_path):
+    write(tmp_path / "a.txt", "text")
+    for name in ("my.index/manifest.json", "my.index/tokens.npy", "my.index.work/plan.json", "my.index.work/lock"):
+        write(tmp_path / name, "{}")
+    assert read(tmp_path)[0] == ["text"]
+
+
 def test_named_file_is_text_whatever_its_suffix(tmp_path):
     assert read(write(tmp_path / "notes", "\ufeffwith a mark"))[0] == ["with a mark"]
     assert read(write(tmp_path / "page.txt.gz", gzip.compress(b"packed")))[0] == ["packed"]
@@ -175,6 +182,15 @@ def test_whole_chats_are_rendered_with_normal_roles(tmp_path):
     assert found == ["<user>hi<assistant>hello", "plain"] and tally.bad_records == 1
     with pytest.raises(ValueError, match=r"a\.jsonl:3: too long a chat"):
         read(path, render_chat=render)
+
+
+def test_warnings_end_after_some(tmp_path):
+    said = []
+    options = ReadOptions(max_bad_records=100)
+    files = list_files([str(write(tmp_path / "a.jsonl", "bad\n" * 90))], options)
+    tally = Tally(warn=said.append)
+    assert list(read_documents(files, options, tally)) == [] and tally.bad_records == 90
+    assert len(said) == 21 and "a.jsonl:20:" in said[19] and "only counted" in said[20]
 
 
 def test_json_file_must_be_an_array(tmp_path):

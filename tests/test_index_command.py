@@ -177,6 +177,8 @@ def test_bad_records_are_named_and_counted(tmp_path, capsys, tokenizer):
     build = ("index", "build", source, "--tokenizer", tokenizer, "-o", index)
     code, _, err = redraft(capsys, *build, "--max-bad-records", "1")
     assert code == 0 and "c.jsonl:2: wanted" in err and "1 bad records" in err and "1 documents" in err
+    code, _, err = redraft(capsys, *build, "--max-bad-records", "1", "--quiet", "--force")
+    assert code == 0 and err.startswith("warning: ") and err.count("\n") == 1
 
 
 def test_token_ids_are_checked_against_the_vocabulary(tmp_path, capsys, tokenizer):
