@@ -132,7 +132,7 @@ def _first_row(array, low, high, window, length, sign):
     return low
 
 
-@inner
+@kernel(allocates=False)
 def array_search(array, window, length):
     """(low, high): the rows that start with the last `length` >= 1 tokens of the context; low = high: none do."""
     n = np.int64(array.suffixes.shape[0])
@@ -235,7 +235,7 @@ def _offer(tokens, counts, kept, token, count):
     return kept
 
 
-@inner
+@kernel(allocates=False)
 def array_successors(array, low, high, length, tokens, counts):
     """The most frequent next tokens of a cursor: fills tokens and counts (int32[8] each), by descending count, ties by token.
 
@@ -301,11 +301,6 @@ def _find(array, context, max_length, window):
     return _longest(array, window, filled)
 
 
-@kernel(allocates=False)
-def _successors(array, low, high, length, tokens, counts):
-    return array_successors(array, low, high, length, tokens, counts)
-
-
 def array_shapes(n: int) -> dict[str, tuple[int, ...]]:
     """Shape of every array of a `SuffixArray` over n tokens, tokens left out."""
     return {
@@ -363,5 +358,5 @@ def find(array: SuffixArray, context, max_length: int = 32) -> tuple[int, int, i
 def successors(array: SuffixArray, low: int, high: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, counts), int32 each: up to eight most frequent next tokens of a cursor; see `array_successors`."""
     tokens, counts = np.empty(SUCCESSORS, np.int32), np.empty(SUCCESSORS, np.int32)
-    kept, _ = _successors(array, low, high, length, tokens, counts)
+    kept, _ = array_successors(array, low, high, length, tokens, counts)
     return tokens[:kept], counts[:kept]
