@@ -146,7 +146,7 @@ def _truncate(drafter, stream: StreamSessions, session_id: int, fields, reply, a
 
 def _draft(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
     session = _session(stream, session_id)
-    max_nodes = min(fields.max_nodes, drafter.config.max_nodes) if fields.HasField("max_nodes") else None
+    max_nodes = fields.max_nodes if fields.HasField("max_nodes") else None
     min_prob = fields.min_prob if fields.HasField("min_prob") else None
     proposal = _proposal(fields.proposal, drafter.config.vocab_size) if fields.HasField("proposal") else None
     tree = session.draft(max_nodes, min_prob, proposal)

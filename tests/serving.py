@@ -59,13 +59,19 @@ def running(drafter, listen: str, *, wait: bool = True, **settings):
 
 
 class ServerProcess:
-    """`redraft serve` in a process of its own, or, with `script`, a scripted server (an expression as in the tests)."""
+    """`redraft serve` in a process of its own.
 
-    def __init__(self, listen: str, *arguments: str, script: str | None = None, wait: bool = True) -> None:
+    With `script` a scripted server instead (an expression of scripted_drafter.py); with `watch` a real one that tells
+    at its end what was compiled after it was ready.
+    """
+
+    def __init__(self, listen: str, *arguments: str, script: str | None = None, watch: bool = False) -> None:
         self.listen = listen
         command = [sys.executable, "-m", "redraft", "serve", "--listen", listen, *arguments]
         if script is not None:
             command = [sys.executable, str(TESTS / "serving.py"), listen, script]
+        elif watch:
+            command = [sys.executable, str(TESTS / "test_server_drafter.py"), listen]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -74,8 +80,7 @@ class ServerProcess:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if wait:
-            assert self._ready.wait(90) and "is ready" in self.output, self.output
+        assert self._ready.wait(300) and "is ready" in self.output, self.output
 
     @property
     def output(self) -> str:

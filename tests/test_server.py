@@ -84,7 +84,7 @@ def test_everything_a_step_carries_reaches_the_drafter(listen):
         stream.ask(open_(1, [1], "tenant"), commit(1, 1, [2], candidates=candidates, hidden=pack_float32([0.5, -2])))
         reply = stream.ask(draft(1, max_nodes=3, min_prob=0.5, proposal=proposal))
         assert len(reply.trees[0].sources) == 3
-        stream.ask(draft(1, max_nodes=4000), draft(1, proposal=pb.Proposal(tokens=pack_int32([9, 8, 7]))))
+        stream.ask(draft(1, max_nodes=400), draft(1, proposal=pb.Proposal(tokens=pack_int32([9, 8, 7]))))
         session = drafter.sessions[1]
         assert session.namespace == "tenant"
         assert session.candidates[0].ids.tolist() == [[3, 4], [5, 6]]
@@ -93,7 +93,7 @@ def test_everything_a_step_carries_reaches_the_drafter(listen):
         assert session.proposals[0].parents.tolist() == [-1, -1]
         assert session.proposals[2].tolist() == [9, 8, 7]
         budgets = [entry[2:] for entry in drafter.log if entry[0] == "draft"]
-        assert budgets == [(3, 0.5), (32, None), (None, None)]  # the server's own limit caps the budget
+        assert budgets == [(3, 0.5), (400, None), (None, None)]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--listen", default=DEFAULT_LISTEN, type=_address, metavar="ADDRESS", help="unix:PATH or HOST:PORT")
     add("--vocab-size", type=int, metavar="N", help="token ids are 0..N-1; without it any non-negative int32 is taken")
-    add("--max-nodes", type=int, default=DraftConfig.max_nodes, metavar="N", help="most nodes in one draft tree")
+    add("--max-nodes", type=int, default=DraftConfig.max_nodes, metavar="N", help="draft budget where a client names none")
     add(
         "--memory-tokens",
         type=int,
