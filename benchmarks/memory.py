@@ -16,6 +16,7 @@ import argparse
 import gc
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -64,21 +65,25 @@ def long_stream(contender: Contender, workloads: list[Workload], tokens: int) ->
     """Replay the interleaved stream: tokens per step over the second halves, resident memory on the way."""
     stream = list(interleaved(workloads, tokens))
     total = sum(len(item.output) for _, item, _ in stream)
-    first, second = Tally(), {workload.name: Tally() for workload in workloads}
+    emitted, steps = Counter(), Counter()
+    end = Tally()  # the last tenth, for its times: kept for all steps they would be what grows
     done, readings = 0, []
     with contender.make() as drafter, tqdm(total=total, unit="tok", desc=contender.name, disable=None) as bar:
         for name, item, late in stream:
-            replay_item(drafter, item, second[name] if late else first)
+            tally = Tally()
+            replay_item(drafter, item, tally)
+            if late:
+                emitted[name] += tally.emitted
+                steps[name] += tally.steps
+            if done * _READINGS >= total * (_READINGS - 1):
+                end.add(tally)
             done += len(item.output)
             bar.update(len(item.output))
             if done * _READINGS >= total * (len(readings) + 1):
                 gc.collect()
                 readings.append([done, round(resident_megabytes(), 1)])
-    by_workload = {name: tally.tokens_per_step for name, tally in second.items()}
-    pooled = Tally()
-    for tally in second.values():
-        pooled.add(tally)
-    numbers = pooled.summary()
+    by_workload = {name: emitted[name] / steps[name] for name in emitted}
+    numbers = end.summary()
     return {
         "output_tokens": total,
         "tokens_per_step_second_half": sum(by_workload.values()) / len(by_workload),
