@@ -2,10 +2,10 @@
 
     python benchmarks/suffix_array.py --tokens 100000000 --sources /usr/lib ~/.pyenv --record
 
-The text is Python source in the tokens of --tokenizer. A lookup is one step of a draft: the cursor advances by a token, for
-contexts of at most four tokens, and the eight most frequent successors are read. The index of 1M tokens is a part of the
-large one, so that the two differ in size alone. `draftretriever` (REST) runs in a process of its own, on as much of
-the text as --rest-tokens says.
+The text is Python source in the tokens of --tokenizer. A lookup is one step of a draft: the cursor advances by a
+token, for contexts of at most four tokens, and the eight most frequent successors are read. The index of 1M tokens is
+a part of the large one, so that the two differ in size alone. `draftretriever` (REST) runs in a process of its own, on
+as much of the text as --rest-tokens says.
 """
 
 from __future__ import annotations

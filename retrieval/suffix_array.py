@@ -4,15 +4,15 @@ All suffixes of all documents in sorted order (U. Manber, G. Myers, 1993; for dr
 where a context occurs are neighbours there: an interval of rows, found by binary search, whose size is the count. What
 followed the context lies in the interval in order of token, and the rows are the positions, for provenance.
 
-A plain binary search touches two far-apart places at each of its 2 log n probes. So every 32nd row has its first five
-tokens written out: the search runs over these keys, which are dense, and only its last five probes look into the
-corpus. A cursor keeps its interval between steps: if the next token narrows it, that takes a search within it; only if
-the match breaks, or is held to a limit, is the whole array searched again.
+A plain binary search touches two far-apart places at each of its 2 log n probes. So every 32nd row has its first
+five tokens written out: the search runs over these keys, which are dense, and only its last five probes look into
+the corpus. A cursor keeps its interval between steps: if the next token narrows it, that takes a search within it;
+only if the match breaks, or is held to a limit, is the whole array searched again.
 
-Cost: 8.75 bytes per token and 8 per document on disk, O(log n) per step. Successors are counted exactly in intervals of up
-to 64 rows; larger ones are estimated from 64 to 256 rows at equal distances, which misses no successor that follows more
-often than once in so many (rows are sorted, so this is a stratified sample) and draws nothing at random. The
-frozen automaton is several times quicker and exact, in six times the space.
+Cost: 8.75 bytes per token and 8 per document on disk, O(log n) per step. Successors are counted exactly in intervals
+of up to 64 rows; larger ones are estimated from 64 to 256 rows at equal distances, which misses no successor that
+follows more often than once in so many (rows are sorted, so this is a stratified sample) and draws nothing at random.
+The frozen automaton is several times quicker and exact, in six times the space.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ __all__ = [
     "SUCCESSORS",
     "SuffixArray",
     "array_advance",
+    "array_longest",
     "array_search",
     "array_shapes",
     "array_shorten",
@@ -167,9 +168,13 @@ def _first_after(array, low, high, depth, token):
     return low
 
 
-@inner
-def _longest(array, window, limit):
-    """Cursor of the longest suffix of the context, of at most `limit` tokens, that occurs: bisection over its length."""
+@kernel(allocates=False)
+def array_longest(array, window, limit):
+    """Cursor (low, high, length) of the longest suffix of at most `limit` tokens that occurs, found from nothing.
+
+    window: int32[>= limit], the last tokens of the context, newest first. Every suffix of what occurs occurs, so its
+    length is found by bisection, the whole limit first.
+    """
     low, high = np.int64(0), np.int64(array.suffixes.shape[0])
     found, failed, length = np.int64(0), np.int64(limit) + 1, np.int64(limit)
     while failed - found > 1:
@@ -198,12 +203,12 @@ def array_advance(array, low, high, length, window, filled, max_length):
             first, last = array_search(array, window, length + 1)
         if first < last:
             return first, last, length + 1
-    return _longest(array, window, min(length, filled, max_length))
+    return array_longest(array, window, min(length, filled, max_length))
 
 
 @inner
 def array_shorten(array, low, high, length, window):
-    """Cursor of the longest suffix shorter than `length` that occurs more often; (0, n, 0) if none but the empty one."""
+    """Cursor of the longest suffix shorter than `length` that occurs more often; (0, n, 0) if only the empty one."""
     size = high - low
     found_low, found_high = np.int64(0), np.int64(array.suffixes.shape[0])
     found, failed = np.int64(0), np.int64(length)
@@ -237,7 +242,7 @@ def _offer(tokens, counts, kept, token, count):
 
 @kernel(allocates=False)
 def array_successors(array, low, high, length, tokens, counts):
-    """The most frequent next tokens of a cursor: fills tokens and counts (int32[8] each), by descending count, ties by token.
+    """The most frequent next tokens of a cursor into tokens and counts (int32[8] each): by count, ties by token.
 
     Returns (kept, distinct): how many are filled, and how many different ones were seen. Up to 64 rows are counted
     exactly; of more, a sample at equal distances is, and the counts are scaled to high - low.
@@ -290,17 +295,6 @@ def _write_keys(array, keys):
                 break
 
 
-@kernel(allocates=False)
-def _find(array, context, max_length, window):
-    low, high, length = np.int64(0), np.int64(array.suffixes.shape[0]), np.int64(0)
-    filled = min(context.shape[0], max_length)
-    for i in range(filled):
-        window[i] = context[context.shape[0] - 1 - i]
-    if filled == 0 or high == 0:
-        return low, high, length
-    return _longest(array, window, filled)
-
-
 def array_shapes(n: int) -> dict[str, tuple[int, ...]]:
     """Shape of every array of a `SuffixArray` over n tokens, tokens left out."""
     return {
@@ -350,8 +344,8 @@ def find(array: SuffixArray, context, max_length: int = 32) -> tuple[int, int, i
     """
     if max_length < 1:
         raise ValueError(f"max_length: wanted at least 1, got {max_length}")
-    context = as_tokens(context, what="context")
-    low, high, length = _find(array, context, max_length, np.empty(max_length, np.int32))
+    window = np.ascontiguousarray(as_tokens(context, what="context")[: -max_length - 1 : -1])
+    low, high, length = array_longest(array, window, len(window))
     return int(low), int(high), int(length)
 
 

@@ -7,15 +7,15 @@ follows in two scans ("induced sorting"). The same scans, started from unsorted 
 between LMS positions; equal pieces get equal names, and if names repeat, the text of names, at most half as long, is
 sorted the same way first.
 
-Deviations from the paper: no sentinel ends the text (what would be compared with it counts as smaller), and the types are
-not stored: during the scans they follow from the bucket pointers. The text of names and its array live inside
-the array that is being filled, so that beyond text and result only a byte per token and the bucket pointers are needed.
+Deviations from the paper: no sentinel ends the text (what would be compared with it counts as smaller), and the types
+are not stored: during the scans they follow from the bucket pointers. The text of names and its array live inside the
+array that is being filled, so that beyond text and result only a byte per token and the bucket pointers are needed.
 
 Every document gets an end mark of its own, smaller than all tokens and in the order of the documents. So no comparison
 reaches over the end of a document, a suffix comes before its continuations, and equal ones are in order of position.
 
-Cost: O(n) time on any text, and at most 17 bytes per token in all, text, result and marks included. Prefix doubling sorts
-O(n log n) and meets its worst case in text full of repeats; sorting by comparison is quadratic there.
+Cost: O(n) time on any text, and about 17 bytes per token in all, text, result and marks included. Prefix doubling
+takes O(n log n) and meets its worst case in text full of repeats; sorting by comparison is quadratic there.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_a_link_keeps_leading_to_the_index(tmp_path):
     assert open_index(tmp_path / "current").tokens.tolist() == [7, 7]
 
 
-# --- Replacing: the old index or the new one, never none ----------------------------------------------------------------
+# --- Replacing: the old index or the new one, never none -------------------------------------------------------------
 
 
 def test_an_existing_output_is_refused(index_path):
@@ -264,7 +264,7 @@ def test_an_array_that_was_not_written_is_named(tmp_path):
         writer.publish(tokenizer=TOKENIZER, options={}, sources=[])
 
 
-# --- What can be wrong ------------------------------------------------------------------------------------------------
+# --- What can be wrong -----------------------------------------------------------------------------------------------
 
 
 def test_missing_and_unfinished_directories(tmp_path):

@@ -1,4 +1,4 @@
-"""The suffix array against plain Python: order, intervals, successors, cursors; many documents, ids 0 and V-1, repeats."""
+"""The suffix array against plain Python: order, intervals, successors, cursors; many documents, repeats."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check_estimate(found: dict[int, int], expected: dict[int, int], size: int) -
         assert all(count <= slack for token, count in expected.items() if token not in found)
 
 
-# --- Sorting ------------------------------------------------------------------------------------------------------------
+# --- Sorting ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("documents", TABLE)
@@ -123,7 +123,7 @@ def test_order_of_a_copied_corpus():
     assert sort_suffixes(*flat(documents)).tolist() == naive.suffix_array(documents)
 
 
-# --- Queries --------------------------------------------------------------------------------------------------------------
+# --- Queries ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("documents", [documents for documents in TABLE if any(documents)])

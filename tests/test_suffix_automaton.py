@@ -1,4 +1,4 @@
-"""The online suffix automaton against plain Python: matches, counts, positions, successors, document ends, truncation."""
+"""The online suffix automaton against plain Python: matches, counts, positions, successors, documents, truncation."""
 
 from __future__ import annotations
 
