@@ -11,9 +11,12 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+import numpy as np
+
 from redraft.decoding.pruning import best_nodes, not_deeper
 from redraft.decoding.sequence import Sequence
 from redraft.decoding.stats import GenerationStats
+from redraft.decoding.tree_size import TreeSizer
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 
@@ -42,9 +45,12 @@ class Drafts:
         namespace: str,
         max_nodes: int | None,
         vocab_size: int,
+        sizer: TreeSizer | None,
         stats: GenerationStats,
     ) -> None:
         self._drafter = drafter
+        self._sizer = sizer
+        self._untold: dict[int, list[Emission]] = {}  # of steps that went without drafting
         self._namespace = namespace
         self._max_nodes = max_nodes
         self._vocab_size = vocab_size
@@ -65,38 +71,61 @@ class Drafts:
         if self._drafter is None:
             return nothing
         with self._stats.timed("draft"):
-            if not self._ready(emissions):
+            wanted = self._wanted(emissions)
+            if wanted and not self._ready(emissions):
                 return nothing
             try:
-                trees = self._exchange(emissions)
+                trees = self._exchange(emissions, wanted)
             except Exception as error:  # noqa: BLE001 - whatever it is, the text does not depend on it
                 self._fail(error)
                 return nothing
             self._failed_in_a_row = 0
-            return [self._usable(tree, sequence) for tree, sequence in zip(trees, going_on)]
+            trees = [self._usable(tree, sequence) for tree, sequence in zip(trees, going_on)]
+            if self._sizer is not None and trees and wanted:
+                return self._sizer.cut(trees, max(sequence.length for sequence in going_on))
+            return trees
+
+    def _wanted(self, emissions: list[Emission]) -> bool:
+        """Whether this step is to have drafts; tells the sizer how the step before went."""
+        if self._sizer is None:
+            return self._max_nodes != 0
+        self._sizer.observe(sum(len(emission.tokens) - 1 for emission in emissions))
+        if self._max_nodes != 0 and self._sizer.wants_draft():
+            return True
+        lengths = [emission.sequence.length for emission in emissions if not emission.sequence.done]
+        self._sizer.plain(len(lengths), max(lengths, default=0))
+        self._stats.gated_steps += len(lengths)
+        return False
 
     def _ready(self, emissions: list[Emission]) -> bool:
-        """Whether there are sessions that know everything up to the last step's tokens; opens them where it is time."""
+        """Whether there are sessions that know everything but what is still untold; opens them where it is time."""
         if self._sessions:
             return True
         if self._pause > 0:
             self._pause -= 1
             return False
+        self._untold.clear()
         self._open([emission.sequence for emission in emissions], [len(emission.tokens) for emission in emissions])
         return bool(self._sessions)
 
-    def _exchange(self, emissions: list[Emission]) -> list[DraftTree]:
-        """One call for all sequences that go on, and a last commit for those that have ended."""
+    def _exchange(self, emissions: list[Emission], wanted: bool) -> list[DraftTree]:
+        """One call for all sequences that go on, and a last commit for those that have ended.
+
+        Where no drafts are wanted, nobody is called and what was emitted waits for the next call.
+        """
         requests = []
-        for sequence, tokens, candidates in emissions:
-            session = self._sessions[sequence.index]
-            if sequence.done or self._max_nodes == 0:
-                session.commit(tokens, candidates)
-            else:
-                requests.append((session, tokens, candidates))
-        if self._max_nodes == 0:
+        for emission in emissions:
+            sequence = emission.sequence
+            told = [*self._untold.pop(sequence.index, ()), emission]
+            if sequence.done and sequence.index in self._sessions:
+                self._sessions[sequence.index].commit(*_joined(told))
+            elif not sequence.done and wanted:
+                requests.append((self._sessions[sequence.index], *_joined(told)))
+            elif not sequence.done:
+                self._untold[sequence.index] = told
+        if not requests:
             return [DraftTree.empty() for emission in emissions if not emission.sequence.done]
-        trees = self._drafter.step(requests) if requests else []
+        trees = self._drafter.step(requests)
         if len(trees) != len(requests):
             raise ValueError(f"drafter.step: wanted {len(requests)} trees, got {len(trees)}")
         return trees
@@ -144,3 +173,15 @@ class Drafts:
 
     def __exit__(self, *error) -> None:
         self.close()
+
+
+def _joined(emissions: list[Emission]) -> tuple[list[int], Candidates | None]:
+    """The tokens and candidates of consecutive steps, as those of one."""
+    tokens = [token for emission in emissions for token in emission.tokens]
+    learned = [emission.candidates for emission in emissions if emission.candidates is not None]
+    if len(learned) < 2:
+        return tokens, learned[0] if learned else None
+    columns = (
+        np.concatenate([getattr(part, name) for part in learned]) for name in ("tokens", "previous", "ids", "probs")
+    )
+    return tokens, Candidates(*columns)

@@ -19,6 +19,7 @@ from redraft.decoding.sampling import Choice, warpers
 from redraft.decoding.sequence import Sequence
 from redraft.decoding.stats import GenerationStats
 from redraft.decoding.target_model import TargetModel
+from redraft.decoding.tree_size import TreeSizer, curve_of
 from redraft.decoding.verifier import Verifier
 from redraft.retrieval.draft_tree import DraftTree
 
@@ -70,6 +71,7 @@ def generate(
     streamer=None,
     namespace: str = "default",
     max_nodes: int | None = None,
+    adaptive: bool = True,
     on_step: Callable[[Step], None] | None = None,
 ) -> Generation:
     """Let `model` continue `input_ids`, with drafts from `drafter`.
@@ -89,6 +91,8 @@ def generate(
         streamer: gets the prompt, then the tokens of every step as int64[k], as from transformers; one row only.
         namespace: whose memory the drafter uses and feeds.
         max_nodes: verify at most so many nodes a row and step, the best ones of the drafter's tree; 0 drafts nothing.
+        adaptive: verify only as many nodes as pay for their measured cost, and none where none do (`tree_size.py`);
+            False verifies every drafted node.
         on_step: called for every row after the prefill and after every step.
 
     Raises TypeError and ValueError for arguments and models it cannot be right with. A drafter that fails costs
@@ -126,8 +130,16 @@ def generate(
     if streamer is not None:
         streamer.put(input_ids.cpu())
     choice = Choice(do_sample, processors)
-    limits = {"namespace": namespace, "max_nodes": max_nodes, "vocab_size": target.vocab_size}
-    with target.decoding(stats), Drafts(drafter, sequences, stats=stats, **limits) as drafts:
+    drafts = Drafts(
+        drafter,
+        sequences,
+        namespace=namespace,
+        max_nodes=max_nodes,
+        vocab_size=target.vocab_size,
+        sizer=TreeSizer(curve_of(model)) if adaptive and drafter is not None else None,
+        stats=stats,
+    )
+    with target.decoding(stats), drafts:
         verifier = Verifier(target, sequences, choice, teach=drafter is not None, stats=stats, report=report)
         emissions = verifier.prefill()
         while trees := drafts.step(emissions):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
@@ -16,11 +17,13 @@ from tiny_models import VOCAB_SIZE, random_prompts, tiny_llama, tiny_model, tiny
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from redraft.decoding.generate import generate
+from redraft.decoding.generate import generate as generate_adaptively
 from redraft.decoding.target_model import TargetModel
 from redraft.retrieval.config import DraftConfig
 
 torch.set_num_threads(1)
+
+generate = functools.partial(generate_adaptively, adaptive=False)  # step counts that do not depend on the clock
 
 SMOLLM2 = Path(os.environ.get("REDRAFT_SMOLLM2", Path.home() / ".cache/redraft/models/smollm2-135m"))
 SPEC_BENCH = Path(os.environ.get("REDRAFT_DATA", "../shared/data")) / "prompts/spec_bench.jsonl.gz"

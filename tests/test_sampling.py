@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from scripted_drafter import ScriptedDrafter, knows, tree_of
-from test_decoding import adversary
+from test_decoding import adversary, generate
 from tiny_models import random_prompts, tiny_model
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from redraft.decoding.acceptance import accept
-from redraft.decoding.generate import generate
 from redraft.decoding.sampling import gumbel, sample, warpers
 from redraft.retrieval.draft_tree import DraftTree
 
