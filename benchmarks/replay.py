@@ -141,13 +141,13 @@ def comparison(results: dict[str, dict]) -> str:
 
 
 def slim(results: dict[str, dict]) -> dict[str, dict]:
-    """The results without the reliability tables of single workloads: what a record needs."""
+    """What a record needs: no reliability tables of single workloads, macro means only for the points of curves."""
     drop = ("reliability", "sources", "close_us", "open_us")
-    return {
-        name: result | {"workloads": {w: {k: v for k, v in row.items() if k not in drop}
-                                      for w, row in result["workloads"].items()}}
-        for name, result in results.items()
-    }  # fmt: skip
+    kept = {}
+    for name, result in results.items():
+        rows = {w: {k: v for k, v in row.items() if k not in drop} for w, row in result["workloads"].items()}
+        kept[name] = {"macro": result["macro"]} if " @ " in name else result | {"workloads": rows}
+    return kept
 
 
 def main() -> None:
