@@ -133,7 +133,7 @@ def _first_row(array, low, high, window, length, sign):
     return low
 
 
-@kernel(allocates=False)
+@inner(inline=False)
 def array_search(array, window, length):
     """(low, high): the rows that start with the last `length` >= 1 tokens of the context; low = high: none do."""
     n = np.int64(array.suffixes.shape[0])
@@ -244,8 +244,10 @@ def _offer(tokens, counts, kept, token, count):
 def array_successors(array, low, high, length, tokens, counts):
     """The most frequent next tokens of a cursor into tokens and counts (int32[8] each): by count, ties by token.
 
-    Returns (kept, distinct): how many are filled, and how many different ones were seen. Up to 64 rows are counted
-    exactly; of more, a sample at equal distances is, and the counts are scaled to high - low.
+    Returns (kept, distinct): how many are filled, and how many different successors there are. Up to 64 rows are
+    counted exactly; of more, a sample at equal distances is, and the counts are scaled to high - low. Distinct
+    successors are then estimated (M. Charikar et al., "Towards estimation error guarantees for distinct values",
+    2000): those met once in the sample stand for sqrt(rows / samples) each.
     """
     low, high = np.int64(low), np.int64(high)
     size = high - low
@@ -255,7 +257,7 @@ def array_successors(array, low, high, length, tokens, counts):
     samples = min(size, EXACT_ROWS)
     if by_key:
         samples = min(n_keys, SAMPLED_KEYS)
-    kept, distinct = 0, 0
+    kept, distinct, once = 0, 0, 0
     current, run = np.int64(-1), np.int64(0)
     for i in range(samples + 1):
         token = np.int64(-2)
@@ -269,9 +271,10 @@ def array_successors(array, low, high, length, tokens, counts):
             continue
         if current >= 0:
             distinct += 1
+            once += run == 1
             kept = _offer(tokens, counts, kept, current, max(1, run * size // samples))
         current, run = token, 1
-    return kept, distinct
+    return kept, distinct - once + np.int64(once * np.sqrt(size / max(samples, 1)))
 
 
 @kernel(allocates=False)

@@ -141,7 +141,7 @@ def _new_state(arrays, counters, length, first_end):
     return state
 
 
-@kernel(allocates=False)
+@inner(inline=False)
 def _split(arrays, counters, parent, token, target):
     """A new state for those substrings of `target` that are at most one longer than `parent`."""
     states, edges = arrays.states, arrays.edges

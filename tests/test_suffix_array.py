@@ -17,6 +17,7 @@ from redraft.retrieval.suffix_array import (
     SuffixArray,
     array_advance,
     array_shorten,
+    array_successors,
     build_suffix_array,
     find,
     successors,
@@ -41,6 +42,10 @@ def _advance(array, low, high, length, window, filled, max_length):
 @kernel(allocates=False)
 def _shorten(array, low, high, length, window):
     return array_shorten(array, low, high, length, window)
+
+
+def distinct_successors(array: SuffixArray, low: int, high: int, length: int) -> int:
+    return array_successors(array, low, high, length, np.zeros(8, np.int32), np.zeros(8, np.int32))[1]
 
 
 def repetitive(rng: random.Random, n_documents: int, size: int, alphabet: int) -> list[list[int]]:
@@ -71,6 +76,7 @@ def check_find(array: SuffixArray, documents: list[list[int]], context: list[int
     tokens, counts = successors(array, low, high, length)
     if high - low <= EXACT_ROWS:
         assert list(zip(tokens.tolist(), counts.tolist(), strict=True)) == expected[:8]
+        assert distinct_successors(array, low, high, length) == len(expected)
     else:
         check_estimate(dict(zip(tokens.tolist(), counts.tolist(), strict=True)), dict(expected), high - low)
 
@@ -170,6 +176,18 @@ def test_a_large_sample_is_bounded_and_close():
     found, counts = successors(array, low, high, length)
     assert found.tolist() == [1, 2, 3, 4]
     assert np.abs(counts - np.array([18_000, 18_000, 12_000, 12_000])).max() <= 2 * 60_000 / SAMPLED_KEYS
+
+
+@pytest.mark.parametrize("n_distinct", [1, 40, 1000, 20_000])
+def test_distinct_successors_are_estimated_within_a_factor(n_distinct):
+    """Zipf-distributed successors of one token; the estimator's guarantee is the root of rows / samples, here 15."""
+    ranks = np.arange(1, n_distinct + 1)
+    drawn = np.random.default_rng(n_distinct).choice(ranks, 60_000, p=(1 / ranks) / (1 / ranks).sum())
+    tokens = np.stack([np.zeros_like(drawn), drawn], axis=1).reshape(-1).astype(np.int32)
+    array = build_suffix_array(tokens, np.array([len(tokens)]))
+    low, high, length = find(array, [0], 4)
+    found, present = distinct_successors(array, low, high, length), len(np.unique(drawn))
+    assert present / 15.4 <= found <= present * 15.4
 
 
 @pytest.mark.parametrize("limit", [1, 4, 7])
