@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from redraft.index_builders.progress import Progress
-from redraft.index_builders.structures import check_output, choose_kind, write_index
+from redraft.index_builders.structures import check_output, choose_kind, in_turn, write_index
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.index_directory import CorpusIndex, open_index
 
@@ -60,7 +60,7 @@ def merge_indexes(
 def _distinct(indexes: list[CorpusIndex], counts: dict[str, int]) -> Iterator[np.ndarray]:
     """Every document that is not a copy of an earlier one; keeps `counts`."""
     seen: set[bytes] = set()
-    for document in _in_turn(indexes):
+    for document in in_turn(map(_documents, indexes)):
         digest = hashlib.blake2b(document.tobytes(), digest_size=16).digest()
         if digest in seen:
             counts["duplicates"] += 1
@@ -83,13 +83,11 @@ def _common_tokenizer(indexes: list[CorpusIndex]) -> dict:
     return first.manifest["tokenizer"]
 
 
-def _in_turn(indexes: list[CorpusIndex]) -> Iterator[np.ndarray]:
-    """The first document of every index, then the second of every index, and so on."""
-    for number in range(max(len(index.document_ends) for index in indexes)):
-        for index in indexes:
-            if number < len(index.document_ends):
-                start = int(index.document_ends[number - 1]) if number else 0
-                yield index.tokens[start : int(index.document_ends[number])]
+def _documents(index: CorpusIndex) -> Iterator[np.ndarray]:
+    start = 0
+    for end in index.document_ends.tolist():
+        yield index.tokens[start:end]
+        start = end
 
 
 def _common_options(indexes: list[CorpusIndex]) -> dict:

@@ -7,7 +7,7 @@ that the build may take.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +63,20 @@ def choose_kind(kind: str | None, tokens: int, memory_limit: int | None) -> str:
             f" the limit is {readable_bytes(memory_limit)}"
         )
     return kind
+
+
+def in_turn(sequences: Iterable[Iterable[np.ndarray]]) -> Iterator[np.ndarray]:
+    """The first document of every sequence, then the second of every one, and so on until all have ended."""
+    running = [iter(sequence) for sequence in sequences]
+    while running:
+        ended = []
+        for iterator in running:
+            document = next(iterator, None)
+            if document is None:
+                ended.append(iterator)
+            else:
+                yield document
+        running = [iterator for iterator in running if iterator not in ended]
 
 
 def write_index(
