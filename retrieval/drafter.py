@@ -11,7 +11,7 @@ import threading
 
 import numpy as np
 
-from redraft.retrieval import best_first, frozen_automaton
+from redraft.retrieval import frozen_automaton
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
@@ -49,6 +49,7 @@ class Drafter:
         self._sessions: dict[int, Session] = {}
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
+        self._warm = False
         for path in indexes:
             self.load_index(path)
 
@@ -115,8 +116,11 @@ class Drafter:
             index = open_index(
                 path, tokenizer_fingerprint=self.config.tokenizer_fingerprint, vocab_size=self.config.vocab_size
             )
-            self._indexes[path] = index
-            self._use_indexes()
+            indexes = {**self._indexes, path: index}
+            if self._warm:  # kernels are compiled for a number of indexes: do it before any session meets the new one
+                self._compile_for(_corpora_of(indexes))
+            self._indexes = indexes
+            self.corpora = _corpora_of(indexes)
         return index
 
     def unload_index(self, path) -> None:
@@ -125,17 +129,21 @@ class Drafter:
             path = os.fspath(path)
             if path not in self._indexes:
                 raise KeyError(f"no index {path} is open; open are: {', '.join(self._indexes) or 'none'}")
-            del self._indexes[path]
-            self._use_indexes()
-
-    def _use_indexes(self) -> None:
-        self.corpora = tuple(index.automaton for index in self._indexes.values()) or _NO_CORPUS
+            indexes = {other: index for other, index in self._indexes.items() if other != path}
+            if self._warm:
+                self._compile_for(_corpora_of(indexes))
+            self._indexes = indexes
+            self.corpora = _corpora_of(indexes)
 
     # --- life --------------------------------------------------------------------------------------------------------
     def warmup(self) -> None:
-        """Compile (or load) every kernel that a session can reach, with the indexes that are open now."""
+        """Compile (or load) every kernel that a session can reach; from now on, indexes are opened and left warm, too."""
+        self._warm = True
+        self._compile_for(self.corpora)
+
+    def _compile_for(self, corpora: tuple) -> None:
         other = Drafter(DraftConfig())
-        other.corpora = self.corpora
+        other.corpora = corpora
         other.successor_ids, other.successor_probs = self.successor_ids, self.successor_probs
         for _ in range(2):
             with other.open(np.arange(40) % 7) as session:
@@ -158,3 +166,8 @@ class Drafter:
 
     def __exit__(self, *exc) -> None:
         self.close()
+
+
+def _corpora_of(indexes: dict[str, CorpusIndex]) -> tuple:
+    """What the kernels get: one automaton per index, an empty one where there is none."""
+    return tuple(index.automaton for index in indexes.values()) or _NO_CORPUS
