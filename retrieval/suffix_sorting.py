@@ -16,6 +16,8 @@ reaches over the end of a document, a suffix comes before its continuations, and
 
 Cost: O(n) time on any text, and about 17 bytes per token in all, text, result and marks included. Prefix doubling
 takes O(n log n) and meets its worst case in text full of repeats; sorting by comparison is quadratic there.
+libdivsufsort (PyPI: pydivsufsort 0.0.20) sorts the same 9.1M tokens of source in the same time (1.3 s of one core
+each), but sorts bytes, four to a token: 512M tokens at most, more memory, and no end marks for documents.
 """
 
 from __future__ import annotations
