@@ -35,11 +35,13 @@ def python_source(
     """At most `wanted` tokens of Python files, one document a file.
 
     roots: where they lie (default: this interpreter's library and installed packages); exact copies are left out.
-    kept: a .npz file that holds the result of the first call for those after it: tokenizing takes longer than all else.
+    kept: a .npz file that holds the result of the first call for those after it, which may want less: tokenizing takes
+    longer than all else.
     """
     if kept is not None and kept.is_file():
         with np.load(kept) as arrays:
-            return np.split(arrays["tokens"], arrays["ends"][:-1])
+            ends = arrays["ends"][arrays["ends"] <= wanted]
+            return np.split(arrays["tokens"][: ends[-1]], ends[:-1])
     documents = _tokenized(load_tokenizer(tokenizer), wanted, roots)
     if kept is not None:
         ends = np.cumsum([len(document) for document in documents])
