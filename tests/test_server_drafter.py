@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import sys
 
 import numpy as np
@@ -121,7 +120,7 @@ def test_an_index_is_loaded_and_unloaded_while_sessions_run(listen, index):
         assert Source.CORPUS not in session.draft().sources
 
 
-def test_nothing_is_compiled_after_serving(listen, index, tmp_path):
+def test_nothing_is_compiled_after_serving(listen, index):
     """Everything a client can do meets only kernels, and only types of arguments, that the warm-up has met."""
     with ServerProcess(listen, watch=True) as server:
         with DraftClient(listen, DraftConfig(vocab_size=VOCAB_SIZE), **PATIENT) as client:
@@ -133,11 +132,9 @@ def test_nothing_is_compiled_after_serving(listen, index, tmp_path):
             client.forget("tenant")
             client.load_index(index)
             replay(client, 4)
-            shutil.copytree(index, tmp_path / "other.index")
-            client.load_index(tmp_path / "other.index")
-            replay(client, 5)
+            client.load_index(index)  # once more: opened anew
             client.unload_index(index)
-            replay(client, 6)
+            replay(client, 5)
             assert not client.stats.fallbacks
         assert server.terminate() == 0
     new = [line for line in server.lines if line.startswith("compiled after ready")]
@@ -153,7 +150,7 @@ def test_generate_through_the_server_writes_the_same_text(listen, index):
     with running(Drafter(CONFIG, indexes=[index]), listen), DraftClient(listen, CONFIG, **PATIENT) as client:
         for name in ("llama", "qwen3"):
             model = tiny_model(name)
-            for prompt in random_prompts(15, seed=3):
+            for prompt in random_prompts(6, seed=3):
                 for options in ({}, {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": 5}):
                     plain = generate(model, prompt, max_new_tokens=24, **options)
                     drafted = generate(model, prompt, client, max_new_tokens=24, **options)
@@ -169,8 +166,8 @@ def test_generate_writes_the_same_text_whatever_happens_to_the_server(listen):
     from redraft.decoding.generate import generate
 
     model = tiny_llama()
-    prompts = random_prompts(6, seed=4)
-    plain = [generate(model, prompt, max_new_tokens=40).sequences.tolist() for prompt in prompts]
+    prompts = random_prompts(5, seed=4)
+    plain = [generate(model, prompt, max_new_tokens=30).sequences.tolist() for prompt in prompts]
     steps = 0
 
     def watch(step) -> None:
@@ -183,15 +180,15 @@ def test_generate_writes_the_same_text_whatever_happens_to_the_server(listen):
         servers = [ServerProcess(listen, "--vocab-size", str(VOCAB_SIZE))]
         try:
             assert client.wait_until_ready(60)
-            for prompt, expected in zip(prompts[:4], plain):
-                drafted = generate(model, prompt, client, max_new_tokens=40, on_step=watch)
+            for prompt, expected in zip(prompts[:3], plain):
+                drafted = generate(model, prompt, client, max_new_tokens=30, on_step=watch)
                 assert drafted.sequences.tolist() == expected
             assert steps > 20 and not client.connected and client.stats.served and client.stats.fallbacks
             servers.append(ServerProcess(listen, "--vocab-size", str(VOCAB_SIZE)))
             until(lambda: client.connected)
             served = client.stats.served
-            for prompt, expected in zip(prompts[4:], plain[4:]):
-                assert generate(model, prompt, client, max_new_tokens=40).sequences.tolist() == expected
+            for prompt, expected in zip(prompts[3:], plain[3:]):
+                assert generate(model, prompt, client, max_new_tokens=30).sequences.tolist() == expected
             assert client.stats.served > served
         finally:
             for server in servers:
@@ -211,17 +208,17 @@ def watch_compiler() -> None:
 
     settings = ServerSettings(listen=ListenAddress.parse(sys.argv[1]))
     serve(lambda: Drafter(CONFIG), settings, ready)
-    late = sorted(signatures() - known)
+    late = sorted({f"{module}.{name}" for module, name, _ in signatures() - known})
     print("compiled after ready:", *(late or ["none"]), flush=True)
 
 
-def signatures() -> set[str]:
+def signatures() -> set[tuple]:
     """Every kernel of the package with every type of arguments that it was used with, compiled or from the cache."""
     from numba.core.registry import CPUDispatcher
 
     modules = [module for name, module in sys.modules.items() if name.startswith("redraft.")]
     kernels = {value for module in modules for value in vars(module).values() if isinstance(value, CPUDispatcher)}
-    return {f"{kernel.__module__}.{kernel.__name__}{signature}" for kernel in kernels for signature in kernel.overloads}
+    return {(kernel.__module__, kernel.__name__, signature) for kernel in kernels for signature in kernel.overloads}
 
 
 if __name__ == "__main__":
