@@ -457,3 +457,34 @@ def test_stats_on_given_text(tmp_path, capsys, corpus, tokenizer):
     assert code == 0 and json.loads(out)["matches"]["matched"]["4"] == 0
     code, _, err = redraft(capsys, *stats, corpus)
     assert code == 2 and "--on needs --tokenizer" in err
+
+
+def test_ray_tokenizes_and_the_index_is_the_same(tmp_path, corpus, tokenizer, monkeypatch):
+    ray = pytest.importorskip("ray")
+    from redraft.index_builders.build import BuildOptions
+    from redraft.index_builders.ray_shards import _tokenize_shard
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        build = ["index", "build", "corpus.jsonl", "--tokenizer", tokenizer]
+        assert finish(start(*build, "-o", "plain.index", cwd=tmp_path))[0] == 0
+        # One of three shards is there already, as an interrupted build would leave it.
+        _tokenize_shard([str(corpus)], tokenizer, BuildOptions(shard=(2, 3)), str(tmp_path / "ray.index.work/2-of-3"))
+        on_ray = [*build, "-o", "ray.index", "--ray-tasks", "3", "--ray", ray.get_runtime_context().gcs_address]
+        code, err = finish(start(*on_ray, cwd=tmp_path), seconds=120)
+        assert code == 0 and "from an interrupted build" in err and "1 exact duplicates" in err
+        assert content(tmp_path / "ray.index") == content(tmp_path / "plain.index")
+        write(corpus, corpus.read_text() + "{broken\n")
+        code, err = finish(start(*on_ray, "--force", cwd=tmp_path), seconds=120)
+        assert code == 1 and "corpus.jsonl:82: wanted one JSON value a line" in err and "Traceback" not in err
+        assert content(tmp_path / "ray.index") == content(tmp_path / "plain.index")
+    finally:
+        ray.shutdown()
+
+
+def test_what_ray_cannot_do_is_wrong_usage(capsys):
+    words = ("index", "build", "--tokenizer", "t", "-o", "y", "--ray", "local")
+    for more in (["-"], ["x", "--max-tokens", "5"], ["x", "--shard", "1/2"]):
+        code, _, err = redraft(capsys, *words, *more)
+        assert code == 2 and "together with --ray" in err

@@ -13,6 +13,7 @@ from redraft.index_builders.build import BuildOptions, BuildSummary, build_index
 from redraft.index_builders.documents import ReadOptions, Tally
 from redraft.index_builders.merge import merge_indexes
 from redraft.index_builders.progress import Progress, readable_bytes
+from redraft.index_builders.ray_shards import build_index_on_ray
 from redraft.index_builders.readers import read_documents
 from redraft.index_builders.sources import list_files
 from redraft.index_builders.stats import MATCH_LENGTHS, held_out_matches, matches_of_texts
@@ -114,6 +115,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how much memory building may take (8G, say); a corpus that needs more is refused early",
     )
     build.add_argument("--kind", choices=KINDS, help="structure to build (otherwise chosen by size and memory)")
+    build.add_argument(
+        "--ray", metavar="ADDRESS", help="tokenize on this Ray cluster (auto: the one that runs here, local: a new one)"
+    )
+    build.add_argument("--ray-tasks", type=_count, metavar="N", help="into how many tasks (otherwise one per CPU)")
     build.add_argument("--quiet", action="store_true", help="no progress and no summary")
 
     inspect = add("inspect", "say what an index holds", _inspect)
@@ -161,7 +166,19 @@ def _build(args: argparse.Namespace) -> int:
         kind=args.kind,
         memory_limit=args.memory_limit,
     )
-    summary = build_index(args.sources, args.tokenizer, args.output, options, progress)
+    if args.ray is None:
+        summary = build_index(args.sources, args.tokenizer, args.output, options, progress)
+    else:
+        for flag, given in (
+            ("-", "-" in args.sources),
+            ("--max-tokens", args.max_tokens),
+            ("--shard", args.shard != (1, 1)),
+        ):
+            if given:
+                args.usage_error(f"{flag} cannot be had together with --ray")
+        summary = build_index_on_ray(
+            args.sources, args.tokenizer, args.output, args.ray, args.ray_tasks, options, progress
+        )
     if not args.quiet:
         print(_build_report(args.output, summary), file=sys.stderr)
     return 0
@@ -176,9 +193,10 @@ def _build_report(output: str, summary: BuildSummary) -> str:
     }
     left_out = ", ".join(f"{count:,} {name}" for name, count in dropped.items() if count)
     size = summary.index_bytes
+    resumed = f" ({summary.resumed_tokens:,} from an interrupted build)" if summary.resumed_tokens else ""
     return "\n".join(
         [
-            f"{output}: {summary.documents:,} documents, {summary.tokens:,} tokens",
+            f"{output}: {summary.documents:,} documents, {summary.tokens:,} tokens{resumed}",
             f"  {readable_bytes(size)}, {size / summary.tokens:.1f} bytes per token",
             f"  left out: {left_out or 'nothing'}",
             "  seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in summary.seconds.items()),
