@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from redraft.decoding.drafts import Drafts
 from redraft.decoding.sampling import Choice, warpers
@@ -23,7 +23,7 @@ from redraft.decoding.tree_size import TreeSizer, curve_of
 from redraft.decoding.verifier import Verifier
 from redraft.retrieval.draft_tree import DraftTree
 
-__all__ = ["Generation", "Step", "generate"]
+__all__ = ["Generation", "Step", "decode", "generate", "padded_outputs", "split_rows", "stops_of"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,9 @@ def generate(
     eos_token_id: int | Iterable[int] | None = None,
     pad_token_id: int | None = None,
     logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    stop_strings: str | list[str] | None = None,
+    tokenizer=None,
     streamer=None,
     namespace: str = "default",
     max_nodes: int | None = None,
@@ -88,6 +91,8 @@ def generate(
         eos_token_id: ids that end a row; default: the model's generation config.
         pad_token_id: fills rows that ended early; default: the model's generation config, else the first end token.
         logits_processor: transformers processors, each applied with the history of a node's own path.
+        stopping_criteria: transformers criteria, each asked after every token; a row ends where one says so.
+        stop_strings: texts that end a row once they are written; needs `tokenizer`.
         streamer: gets the prompt, then the tokens of every step as int64[k], as from transformers; one row only.
         namespace: whose memory the drafter uses and feeds.
         max_nodes: verify at most so many nodes a row and step, the best ones of the drafter's tree; 0 drafts nothing.
@@ -99,25 +104,73 @@ def generate(
     drafts, never text: see `GenerationStats.failures`.
     """
     target = TargetModel(model)
-    prompts = _prompts(input_ids, attention_mask, target.vocab_size)
+    prompts = split_rows(input_ids, attention_mask, target.vocab_size)
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: wanted at least 1, got {max_new_tokens}")
-    if max_nodes is not None and max_nodes < 0:
-        raise ValueError(f"max_nodes: wanted 0 or more, got {max_nodes}")
     if streamer is not None and len(prompts) > 1:
         raise ValueError(f"streamer: wanted a single sequence, got {len(prompts)}")
     processors = LogitsProcessorList(logits_processor or [])
     if do_sample:
         processors.extend(warpers(temperature, top_k, top_p))
         seed = secrets.randbits(63) if seed is None else int(seed)
+    criteria = StoppingCriteriaList(stopping_criteria or [])
+    if stop_strings is not None:
+        if tokenizer is None:
+            raise ValueError("stop_strings: wanted the model's tokenizer too (tokenizer=...)")
+        criteria.append(StopStringCriteria(tokenizer, stop_strings))
     eos = _end_ids(model, eos_token_id)
     sequences = [
         Sequence(
-            row, prompt.to(target.device), target.length_limit(len(prompt), max_new_tokens), eos, (seed or 0) + row
+            row,
+            prompt.to(target.device),
+            target.length_limit(len(prompt), max_new_tokens),
+            eos=eos,
+            seed=(seed or 0) + row,
+            stops=stops_of(criteria, row, len(prompts)) if criteria else None,
         )
         for row, prompt in enumerate(prompts)
     ]
-    stats = GenerationStats(prompt_tokens=sum(map(len, prompts)))
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    stats = decode(
+        target,
+        sequences,
+        drafter,
+        Choice(do_sample, processors, len(prompts)),
+        streamer=streamer,
+        namespace=namespace,
+        max_nodes=max_nodes,
+        adaptive=adaptive,
+        on_step=on_step,
+    )
+    padding = _padding_id(model, pad_token_id, eos)
+    return Generation(
+        padded_outputs(input_ids, sequences, padding),
+        stats,
+        [sequence.sources for sequence in sequences],
+        seed if do_sample else None,
+    )
+
+
+def decode(
+    target: TargetModel,
+    sequences: list[Sequence],
+    drafter,
+    choice: Choice,
+    *,
+    streamer=None,
+    namespace: str = "default",
+    max_nodes: int | None = None,
+    adaptive: bool = True,
+    on_step: Callable[[Step], None] | None = None,
+) -> GenerationStats:
+    """Write `sequences` to their ends; the loop itself, for callers that have made their own sequences.
+
+    The arguments are those of `generate`.
+    """
+    if max_nodes is not None and max_nodes < 0:
+        raise ValueError(f"max_nodes: wanted 0 or more, got {max_nodes}")
+    stats = GenerationStats(prompt_tokens=sum(sequence.length for sequence in sequences))
 
     def report(sequence: Sequence, tree: DraftTree, path: list[int], tokens: list[int]) -> None:
         sources = [int(tree.sources[node]) for node in path] + [-1] * (len(tokens) - len(path))
@@ -127,36 +180,32 @@ def generate(
         if on_step is not None:
             on_step(Step(sequence.index, tokens, sources, tree))
 
-    if streamer is not None:
-        streamer.put(input_ids.cpu())
-    choice = Choice(do_sample, processors)
     drafts = Drafts(
         drafter,
         sequences,
         namespace=namespace,
         max_nodes=max_nodes,
         vocab_size=target.vocab_size,
-        sizer=TreeSizer(curve_of(model)) if adaptive and drafter is not None else None,
+        sizer=TreeSizer(curve_of(target.model)) if adaptive and drafter is not None else None,
         stats=stats,
     )
-    with target.decoding(stats), drafts:
+    with drafts, target.decoding(stats):
         verifier = Verifier(target, sequences, choice, teach=drafter is not None, stats=stats, report=report)
         emissions = verifier.prefill()
         while trees := drafts.step(emissions):
             emissions = verifier.verify(trees)
     if streamer is not None:
         streamer.end()
-    padding = _padding_id(model, pad_token_id, eos)
-    return Generation(
-        _padded(input_ids, sequences, padding),
-        stats,
-        [sequence.sources for sequence in sequences],
-        seed if do_sample else None,
-    )
+    return stats
 
 
-def _prompts(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, vocab_size: int) -> list[torch.Tensor]:
-    """The rows of `input_ids` without their padding."""
+def stops_of(criteria: StoppingCriteriaList, row: int, rows: int) -> Callable[[torch.Tensor], bool]:
+    """`Sequence.stops` from transformers' criteria, for one row of a batch that they may keep something for."""
+    return lambda ids: bool(criteria(ids.expand(rows, -1), None)[row])
+
+
+def split_rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, vocab_size: int) -> list[torch.Tensor]:
+    """The rows of `input_ids` without their padding, each int64[n]. Raises TypeError, ValueError."""
     if not isinstance(input_ids, torch.Tensor):
         raise TypeError(f"input_ids: wanted a torch.Tensor of shape [rows, n], got {type(input_ids).__name__}")
     if input_ids.ndim != 2 or 0 in input_ids.shape:
@@ -176,6 +225,17 @@ def _prompts(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, vocab
     return prompts
 
 
+def padded_outputs(input_ids: torch.Tensor, sequences: list[Sequence], padding: int) -> torch.Tensor:
+    """int64[rows, n + longest output]: `input_ids` as they came, the outputs, `padding`."""
+    outputs = [sequence.ids[sequence.prompt_length :].to(input_ids.device) for sequence in sequences]
+    longest = max(map(len, outputs))
+    rows = input_ids.new_full((len(sequences), input_ids.shape[1] + longest), padding, dtype=torch.long)
+    rows[:, : input_ids.shape[1]] = input_ids
+    for row, output in zip(rows, outputs):
+        row[input_ids.shape[1] : input_ids.shape[1] + len(output)] = output
+    return rows
+
+
 def _end_ids(model: PreTrainedModel, eos_token_id: int | Iterable[int] | None) -> frozenset[int]:
     """The ids that end a text, from the argument or from the model."""
     if eos_token_id is None:
@@ -191,14 +251,3 @@ def _padding_id(model: PreTrainedModel, pad_token_id: int | None, eos: frozenset
         if candidate is not None:
             return candidate
     return min(eos, default=0)
-
-
-def _padded(input_ids: torch.Tensor, sequences: list[Sequence], padding: int) -> torch.Tensor:
-    """int64[rows, n + longest output]: `input_ids` as they came, the outputs, `padding`."""
-    outputs = [sequence.ids[sequence.prompt_length :].to(input_ids.device) for sequence in sequences]
-    longest = max(map(len, outputs))
-    rows = input_ids.new_full((len(sequences), input_ids.shape[1] + longest), padding, dtype=torch.long)
-    rows[:, : input_ids.shape[1]] = input_ids
-    for row, output in zip(rows, outputs):
-        row[input_ids.shape[1] : input_ids.shape[1] + len(output)] = output
-    return rows

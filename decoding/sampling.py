@@ -60,11 +60,16 @@ def sample(scores: torch.Tensor, seed: int, position: int) -> int:
 
 
 class Choice:
-    """How the target chooses: `do_sample` draws, else argmax (ties: the lowest id), behind `processors`."""
+    """How the target chooses: `do_sample` draws, else argmax (ties: the lowest id), behind `processors`.
 
-    def __init__(self, do_sample: bool, processors: LogitsProcessorList) -> None:
+    `rows` is the batch that the processors were made for. Some keep something for every row (transformers' repetition
+    penalty knows each row's padding), so one row's path is shown to them as if it were all rows'.
+    """
+
+    def __init__(self, do_sample: bool, processors: LogitsProcessorList, rows: int = 1) -> None:
         self._do_sample = do_sample
         self._processors = processors
+        self._rows = rows
 
     def after(self, sequence: Sequence, logits: torch.Tensor, scored: Scored) -> Callable[[int], int]:
         """The choice behind each node: rows of `logits` and `scored` are the root (node -1) and the nodes.
@@ -76,8 +81,9 @@ class Choice:
             return lambda node: int(scored.ids[node + 1, 0])
 
         def choose(node: int) -> int:
-            scores = logits[node + 1][None].to(torch.float32, copy=True)  # processors may write into it
-            scores = self._processors(sequence.ids[None], scores)[0]
+            scores = logits[node + 1].to(torch.float32).repeat(self._rows, 1)  # a copy: processors may write into it
+            ids = sequence.padded_ids.expand(self._rows, -1)
+            scores = self._processors(ids, scores)[sequence.index if self._rows > 1 else 0]
             return sample(scores, sequence.seed, sequence.length) if self._do_sample else int(scores.argmax())
 
         return choose

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -17,6 +19,9 @@ class Sequence:
         max_length: tokens at which it is cut, prompt included.
         eos: ids that end it.
         seed: of its noise, where it is sampled.
+        padding: int64[m] that stands before the prompt for logits processors and stopping criteria, as it does when
+            transformers decodes a left-padded batch; nobody else sees it.
+        stops: told the padded ids int64[1, m + length] after every token, returns whether the text ends there.
 
     Attributes:
         length: tokens so far, prompt included; the last one is the *root*, not in the cache yet once decoding began.
@@ -24,22 +29,42 @@ class Sequence:
         sources: for every written token the source that drafted it, -1 for those of the target alone.
     """
 
-    def __init__(self, index: int, prompt: torch.Tensor, max_length: int, eos: frozenset[int], seed: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt: torch.Tensor,
+        max_length: int,
+        *,
+        eos: frozenset[int] = frozenset(),
+        seed: int = 0,
+        padding: torch.Tensor | None = None,
+        stops: Callable[[torch.Tensor], bool] | None = None,
+    ) -> None:
         self.index = index
         self.prompt_length = len(prompt)
         self.length = len(prompt)
         self.max_length = max_length
-        self.eos = eos
         self.seed = seed
         self.done = False
         self.sources: list[int] = []
-        self._ids = torch.empty(max_length, dtype=torch.long, device=prompt.device)
+        self._eos = eos
+        self._stops = stops
+        self._padding = 0 if padding is None else len(padding)
+        self._buffer = torch.empty(self._padding + max_length, dtype=torch.long, device=prompt.device)
+        if padding is not None:
+            self._buffer[: self._padding] = padding
+        self._ids = self._buffer[self._padding :]
         self._ids[: len(prompt)] = prompt
 
     @property
     def ids(self) -> torch.Tensor:
         """int64[length], a view."""
         return self._ids[: self.length]
+
+    @property
+    def padded_ids(self) -> torch.Tensor:
+        """int64[1, m + length], a view: what logits processors and stopping criteria are shown."""
+        return self._buffer[None, : self._padding + self.length]
 
     @property
     def root(self) -> int:
@@ -57,5 +82,7 @@ class Sequence:
         """Write one token; returns whether the text ends with it."""
         self._ids[self.length] = token
         self.length += 1
-        self.done = token in self.eos or self.length >= self.max_length
+        self.done = token in self._eos or self.length >= self.max_length
+        if self._stops is not None and self._stops(self.padded_ids):
+            self.done = True
         return self.done

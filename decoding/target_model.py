@@ -35,6 +35,7 @@ class TargetModel:
     Use it inside `with target.decoding(stats):`. Raises ValueError for models that it cannot be right with.
 
     Attributes:
+        model: the model itself.
         vocab_size, device, dtype: of the logits.
         max_positions: positions the model was made for, None where it does not say.
         window: tokens within which its attention is full; None = always.
@@ -43,7 +44,7 @@ class TargetModel:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self.model = model
         self._config = model.config.get_text_config()
         self._check_configuration()
         parameters = inspect.signature(model.forward).parameters
@@ -64,14 +65,14 @@ class TargetModel:
 
     @property
     def _name(self) -> str:
-        return type(self._model).__name__
+        return type(self.model).__name__
 
     def _check_configuration(self) -> None:
         config = self._config
-        if getattr(self._model.config, "is_encoder_decoder", False):
+        if getattr(self.model.config, "is_encoder_decoder", False):
             raise ValueError(f"{self._name} is an encoder-decoder model: only decoder-only models can be drafted for")
         kinds = set(getattr(config, "layer_types", None) or ())
-        if getattr(self._model, "_is_stateful", False) or kinds - _ATTENTION:
+        if getattr(self.model, "_is_stateful", False) or kinds - _ATTENTION:
             raise ValueError(
                 f"{self._name} keeps a recurrent state (layers: {', '.join(sorted(kinds)) or 'recurrent'}), which cannot"
                 " follow the branches of a draft tree: only attention models can be drafted for"
@@ -113,20 +114,20 @@ class TargetModel:
     def decoding(self, stats: GenerationStats):
         """The block in which the model is used: evaluation mode, no gradients, phases timed into `stats`."""
         self._stats = stats
-        was_training = self._model.training
+        was_training = self.model.training
         hook = self._embeddings.register_forward_pre_hook(self._before_head)
-        self._model.eval()
+        self.model.eval()
         try:
-            with torch.inference_mode(), packed_attention(self._model):
-                if self._model not in _tried:
+            with torch.inference_mode(), packed_attention(self.model):
+                if self.model not in _tried:
                     self._trial()
-                    _tried.add(self._model)
+                    _tried.add(self.model)
                 if self.dtype in (torch.bfloat16, torch.float16) and self._head_is_linear():
                     self.head = self._embeddings.weight
                 yield self
         finally:
             hook.remove()
-            self._model.train(was_training)
+            self.model.train(was_training)
 
     def new_cache(self, rows: int, expected_length: int) -> TreeCache:
         return TreeCache(self._config.num_hidden_layers, rows, expected_length)
@@ -159,7 +160,7 @@ class TargetModel:
         return logits, hidden
 
     def _forward(self, cache, ids, positions, mask, keep):
-        output = self._model(
+        output = self.model(
             input_ids=ids,
             position_ids=positions,
             attention_mask=mask,

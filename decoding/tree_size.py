@@ -94,13 +94,13 @@ class CostCurve:
         return None
 
     def seconds(self, rows: int, context: int, sizes: np.ndarray) -> np.ndarray:
-        """float64: relative seconds at `sizes`, rising; interpolated between and extended beyond measured ones."""
+        """float64: relative seconds at `sizes`; interpolated between and extended beyond measured ones."""
         table = self._table(rows, context)
         known = np.array(sorted(table), np.float64)
-        values = np.maximum.accumulate([table[int(size)] for size in known])
+        values = np.array([table[int(size)] for size in known])  # not always rising: some kernels dislike 2 or 3 rows
         estimate = np.interp(sizes, known, values)
         if len(known) > 1:
-            slope = (values[-1] - values[0]) / (known[-1] - known[0])
+            slope = max(values[-1] - values[0], 0.0) / (known[-1] - known[0])
             estimate += np.maximum(sizes - known[-1], 0) * slope
         return estimate
 
