@@ -17,13 +17,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redraft.retrieval import blend
+from redraft.retrieval import blend, bundle
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.bundle import Bundle
 from redraft.retrieval.kernel import inner, kernel
+from redraft.retrieval.knowledge import Places, knowledge_at, new_places, places_at, state_at
 from redraft.retrieval.sources import proposal
 
-__all__ = ["DISCOUNT", "MAX_BUDGET", "Workspace", "draft_tree", "follow_tokens", "learn_tokens", "new_workspace"]
+__all__ = [
+    "DISCOUNT", "MAX_BUDGET", "Workspace", "draft_tree", "follow_tokens", "learn_tokens", "new_workspace",
+    "proposal_bundle", "workspace_bundle",
+]  # fmt: skip
 
 DISCOUNT = 0.95
 MAX_BUDGET = 512
@@ -39,7 +44,7 @@ class Workspace(NamedTuple):
     depths: int32[512] of its nodes; open_*: the open candidates, best last.
     """
 
-    places: blend.Places
+    places: Places
     ballot: ev.Ballot
     tokens: np.ndarray
     parents: np.ndarray
@@ -54,7 +59,7 @@ class Workspace(NamedTuple):
 def new_workspace() -> Workspace:
     n = MAX_BUDGET
     return Workspace(
-        blend.new_places(n + 1),
+        new_places(n + 1),
         ev.new_ballot(),
         np.zeros(n, np.int32),
         np.zeros(n, np.int32),
@@ -65,6 +70,51 @@ def new_workspace() -> Workspace:
         np.zeros(n, np.float64),
         np.zeros((n, 3), np.int32),  # token, parent, source
     )
+
+
+def workspace_bundle(work: Workspace) -> Bundle:
+    return Bundle([*work.places, *work.ballot, *work[2:]])
+
+
+_rows_of_slots, _rows_of_three = bundle.int32_rows(ev.N_SLOTS), bundle.int32_rows(3)
+
+
+@inner
+def _ballot_at(addresses):
+    return ev.Ballot(
+        bundle.int32s(addresses, 7),
+        bundle.int32s(addresses, 8),
+        _rows_of_slots(addresses, 9),
+        bundle.float64s(addresses, 10),
+        bundle.int64s(addresses, 11),
+        bundle.int64s(addresses, 12),
+    )
+
+
+@inner
+def _workspace_at(addresses):
+    return Workspace(
+        places_at(addresses, 0),
+        _ballot_at(addresses),
+        bundle.int32s(addresses, 13),
+        bundle.int32s(addresses, 14),
+        bundle.float32s(addresses, 15),
+        bundle.uint8s(addresses, 16),
+        bundle.int32s(addresses, 17),
+        bundle.float64s(addresses, 18),
+        bundle.float64s(addresses, 19),
+        _rows_of_three(addresses, 20),
+    )
+
+
+def proposal_bundle(tokens: np.ndarray, parents: np.ndarray, probs: np.ndarray) -> Bundle:
+    """The caller's own draft: int32[m], int32[m], float32[m]."""
+    return Bundle([tokens, parents, probs])
+
+
+@inner
+def _proposal_at(addresses):
+    return bundle.int32s(addresses, 0), bundle.int32s(addresses, 1), bundle.float32s(addresses, 2)
 
 
 @inner(inline=False)
@@ -111,16 +161,18 @@ def _expand(knowledge, work, draft, enabled, node, n_open, room, floor, min_prob
 
 
 @kernel(allocates=False)
-def draft_tree(knowledge, state, work, draft, enabled, max_nodes, min_prob):
-    """Grow a tree into `work.tokens` etc.; returns its number of nodes.
+def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_nodes, min_prob):
+    """Grow a tree into the workspace's `tokens` etc.; returns its number of nodes.
 
     Args:
-        state: Places of the session (one place); not changed.
-        draft: the caller's own (tokens int32[m], parents int32[m], probs float32[m]).
+        session, namespace, drafter, workspace, proposed: addresses of their bundles; only the workspace is changed.
+        enabled: a bit per `Source`.
         min_prob: a node's path probability must reach this.
     """
+    knowledge, work = knowledge_at(session, namespace, drafter), _workspace_at(workspace)
+    draft = _proposal_at(proposed)
     places = work.places
-    blend.copy_place(state, places)
+    blend.copy_place(state_at(session), places)
     places.proposed[0] = -1 if len(draft[0]) else -2
     floor = NEGLIGIBLE / max_nodes
     n_open = _expand(knowledge, work, draft, enabled, -1, 0, max_nodes, floor, min_prob)
@@ -152,12 +204,14 @@ def draft_tree(knowledge, state, work, draft, enabled, max_nodes, min_prob):
 
 
 @kernel(allocates=False)
-def learn_tokens(knowledge, state, tail, ballot, tokens, begin, draft, enabled):
+def learn_tokens(session, namespace, drafter, workspace, proposed, enabled, tail, tokens, begin):
     """The target wrote tokens[begin:]: learn from each what the evidence said of it, then take it into the session.
 
     `tail` is the position of the session's last token (-1: none). Returns (tail, done) as `append_tokens` does; what
     `done` leaves is to be learned with `grown` arrays.
     """
+    knowledge, state, ballot = knowledge_at(session, namespace, drafter), state_at(session), _ballot_at(workspace)
+    draft = _proposal_at(proposed)
     tail = np.int64(tail)
     done = np.int64(begin)
     while done < len(tokens) and pt.has_room(knowledge.session):
@@ -174,7 +228,8 @@ def learn_tokens(knowledge, state, tail, ballot, tokens, begin, draft, enabled):
 
 
 @kernel(allocates=False)
-def follow_tokens(knowledge, state, tokens):
+def follow_tokens(session, namespace, drafter, tokens):
     """Move the session's place over `tokens` without learning: the end of a prompt, or a changed set of indexes."""
+    knowledge, state = knowledge_at(session, namespace, drafter), state_at(session)
     for token in tokens:
         blend.advance(knowledge, state, 0, 0, token)

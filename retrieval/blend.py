@@ -18,19 +18,19 @@ per committed token.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from redraft.retrieval import evidence as ev
-from redraft.retrieval import frozen_automaton as fa
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.kernel import inner
-from redraft.retrieval.sources import contexts, copy_pointer, corpus, proposal, recycling
+from redraft.retrieval.knowledge import CURSOR
+from redraft.retrieval.model import BIAS, RATE, STRENGTH, TRIALS
+from redraft.retrieval.sources import contexts, copy_pointer, corpus, proposal, recycling, track_record
 
 WEIGHT_RATE = 0.005
-BIAS_RATE = 0.03
+BIAS_RATE = 0.05
 MAX_TRIALS = 255
 MIN_RATE = 1e-4
 
@@ -42,58 +42,6 @@ _RECYCLING, _SKIP, _FREQUENT, _CALLER = Source.RECYCLING, Source.SKIP, Source.FR
 SESSION_POINTER, MEMORY_POINTER = 0, 3
 
 
-class Knowledge(NamedTuple):
-    """All that a draft may look at. Arrays are shared with their owners, never copied.
-
-    session, memory: PrefixTrie; frequent: int32[16], -1 = end; corpora: tuple of FrozenAutomaton;
-    recycled, recycled_base: RecyclingTable of the session and of the namespace; successor_ids: int32[V, 8],
-    successor_probs: float32[V, 8] (V = 0: no table); model: Model.
-    """
-
-    session: pt.PrefixTrie
-    memory: pt.PrefixTrie
-    frequent: np.ndarray
-    corpora: tuple
-    recycled: tuple
-    recycled_base: tuple
-    successor_ids: np.ndarray
-    successor_probs: np.ndarray
-    model: tuple
-
-
-class Places(NamedTuple):
-    """Where each source stands at each place; place 0 is the committed text, place i + 1 node i of the tree.
-
-    windows: int32[n, 8]  last tokens, newest first; filled: int32[n]  how many are valid;
-    pointers: int64[n, 6]  copy pointers of session and memory; cursors: int32[n, 2 * MAX_CORPORA]  state, length;
-    proposed: int32[n]  node of the caller's draft (-1 its root, -2 none); now: int64[n]  tokens so far;
-    path: int32[8]  buffer for look-ups.
-    """
-
-    windows: np.ndarray
-    filled: np.ndarray
-    pointers: np.ndarray
-    cursors: np.ndarray
-    proposed: np.ndarray
-    now: np.ndarray
-    path: np.ndarray
-
-
-def new_places(n: int) -> Places:
-    """Room for `n` places; place 0 stands at the beginning of an empty text."""
-    places = Places(
-        np.full((n, pt.MAX_CONTEXT), -1, np.int32),
-        np.zeros(n, np.int32),
-        np.zeros((n, 6), np.int64),
-        np.zeros((n, 2 * ev.MAX_CORPORA), np.int32),
-        np.full(n, -2, np.int32),
-        np.zeros(n, np.int64),
-        np.zeros(pt.MAX_CONTEXT, np.int32),
-    )
-    places.pointers[0, SESSION_POINTER] = places.pointers[0, MEMORY_POINTER] = -1
-    return places
-
-
 @inner(inline=False)
 def copy_place(source, target):
     """Place 0 of `target` becomes place 0 of `source`, but for the caller's draft."""
@@ -102,7 +50,7 @@ def copy_place(source, target):
         target.windows[0, column] = source.windows[0, column]
     for column in range(6):
         target.pointers[0, column] = source.pointers[0, column]
-    for column in range(2 * ev.MAX_CORPORA):
+    for column in range(CURSOR * ev.MAX_CORPORA):
         target.cursors[0, column] = source.cursors[0, column]
 
 
@@ -119,16 +67,7 @@ def advance(knowledge, places, source, target, token):
         places.pointers[target, column] = places.pointers[source, column]
     copy_pointer.step(knowledge.session, places.pointers, target, SESSION_POINTER, token)
     copy_pointer.step(knowledge.memory, places.pointers, target, MEMORY_POINTER, token)
-    for index in range(len(knowledge.corpora)):
-        state, length = fa.frozen_advance(
-            knowledge.corpora[index],
-            places.cursors[source, 2 * index],
-            places.cursors[source, 2 * index + 1],
-            token,
-            corpus.MAX_CONTEXT,
-        )
-        places.cursors[target, 2 * index] = state
-        places.cursors[target, 2 * index + 1] = length
+    corpus.advance(knowledge, places, source, target, token)
 
 
 @inner
@@ -187,13 +126,7 @@ def gather(knowledge, places, place, ballot, draft, enabled):
 
     corpus_total, corpus_distinct, corpus_length = 0, 0, 0
     if _uses(enabled, _CORPUS):  # corpus indexes
-        for index in range(len(knowledge.corpora)):
-            length = places.cursors[place, 2 * index + 1]
-            total, distinct = corpus.add_corpus(
-                ballot, knowledge.corpora[index], places.cursors[place, 2 * index], length
-            )
-            if total > 0 and length > corpus_length:
-                corpus_total, corpus_distinct, corpus_length = total, distinct, length
+        corpus_total, corpus_distinct, corpus_length = corpus.add_corpora(ballot, knowledge, places, place)
 
     if _uses(enabled, _SKIP) and before_last >= 0:  # contexts that skip a token
         contexts.add_skips(ballot, knowledge.session, before_last, ev.SESSION_SKIP, ev.SESSION_SKIP_CELLS)
@@ -214,20 +147,21 @@ def gather(knowledge, places, place, ballot, draft, enabled):
         contexts.mark_absent(ballot, ev.CORPUS_FIRST, cell)
     if _uses(enabled, _SESSION):
         contexts.add_ages(ballot, knowledge.session, places.now[place], last, before_last)
+    track_record.add_track_records(ballot, last)
 
 
 @inner(inline=False)
 def score(model, ballot):
     """Fill `ballot.scores` with P(candidate) for every candidate."""
     n = ballot.header[0]
-    scores, strength, bias, weights = ballot.scores, model.strength, model.bias, model.weights
+    scores, cells, weights = ballot.scores, model.cells, model.weights
     total = 1.0
     for row in range(n):
         named_by = ballot.named_by[row]
         d = np.float32(weights[named_by, ev.N_SLOTS])
         for slot in range(ev.N_SLOTS):
             cell = ballot.cells[row, slot]
-            d += weights[named_by, slot] * strength[cell] + bias[cell]
+            d += weights[named_by, slot] * cells[cell, STRENGTH] + cells[cell, BIAS]
         scores[row] = math.exp(min(np.float64(d), 30.0))
         total += scores[row]
     scale = 1.0 / total
@@ -235,22 +169,26 @@ def score(model, ballot):
         scores[row] *= scale
 
 
+@inner
+def _is_absence(cell):
+    return ev.SESSION_ABSENT_CELLS <= cell < ev.SESSION_POINTER_CELLS
+
+
 @inner(inline=False)
 def strongest_slot(model, ballot, row):
-    """The slot whose evidence speaks most for a candidate; names the node's source."""
-    best, best_strength = ev.AGE, np.float32(-1e30)
-    for slot in range(ev.N_SLOTS):
+    """The slot whose evidence speaks most for a candidate, among those that can name one; tells the node's source."""
+    best, best_strength = ev.FREQUENT, np.float32(-1e30)
+    for slot in range(ev.AGE):
         cell = ballot.cells[row, slot]
-        absent = ev.SESSION_ABSENT_CELLS <= cell < ev.SESSION_POINTER_CELLS
-        if cell and not absent and slot != ev.AGE and model.strength[cell] > best_strength:
-            best, best_strength = slot, model.strength[cell]
+        if cell and not _is_absence(cell) and model.cells[cell, STRENGTH] > best_strength:
+            best, best_strength = slot, model.cells[cell, STRENGTH]
     return best
 
 
 @inner(inline=False)
 def learn(model, ballot, token):
     """The target wrote `token` where `ballot` (scored) was open."""
-    rate, trials, strength, bias, weights = model.rate, model.trials, model.strength, model.bias, model.weights
+    cells, weights = model.cells, model.weights
     for row in range(ballot.header[0]):
         hit = np.float32(1.0 if ballot.tokens[row] == token else 0.0)
         error = hit - np.float32(ballot.scores[row])
@@ -260,11 +198,11 @@ def learn(model, ballot, token):
             cell = ballot.cells[row, slot]
             if cell == 0:
                 continue
-            weights[named_by, slot] += np.float32(WEIGHT_RATE) * error * strength[cell]
-            if not ev.SESSION_ABSENT_CELLS <= cell < ev.SESSION_POINTER_CELLS:
-                bias[cell] += np.float32(BIAS_RATE) * error
-            n = min(trials[cell] + np.float32(1.0), np.float32(MAX_TRIALS))
-            p = rate[cell] + (hit - rate[cell]) / (n + np.float32(0.5))
-            trials[cell], rate[cell] = n, p
+            weights[named_by, slot] += np.float32(WEIGHT_RATE) * error * cells[cell, STRENGTH]
+            if not _is_absence(cell):
+                cells[cell, BIAS] += np.float32(BIAS_RATE) * error
+            n = min(cells[cell, TRIALS] + np.float32(1.0), np.float32(MAX_TRIALS))
+            p = cells[cell, RATE] + (hit - cells[cell, RATE]) / (n + np.float32(0.5))
+            cells[cell, TRIALS], cells[cell, RATE] = n, p
             p = min(max(p, np.float32(MIN_RATE)), np.float32(1.0 - MIN_RATE))
-            strength[cell] = np.float32(math.log(p / (np.float32(1.0) - p)))
+            cells[cell, STRENGTH] = np.float32(math.log(p / (np.float32(1.0) - p)))

@@ -11,20 +11,18 @@ import threading
 
 import numpy as np
 
-from redraft.retrieval import frozen_automaton
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.evidence import MAX_CORPORA
 from redraft.retrieval.index_directory import CorpusIndex, open_index
+from redraft.retrieval.knowledge import corpora_bundle
 from redraft.retrieval.namespace import Namespace
 from redraft.retrieval.session import Session
 from redraft.retrieval.token_recycling import WIDTH, new_table
 from redraft.retrieval.tokens import as_tokens
 
 __all__ = ["Drafter"]
-
-_NO_CORPUS = (frozen_automaton.as_frozen(np.zeros((2, 5), np.int32), np.zeros((0, 3), np.int32)),)
 
 
 class Drafter:
@@ -39,17 +37,16 @@ class Drafter:
 
     def __init__(self, config: DraftConfig | None = None, indexes=()):
         self.config = config or DraftConfig()
-        self.corpora: tuple = _NO_CORPUS
         self.no_recycling = new_table(0)
         self.successor_ids = np.empty((0, WIDTH), np.int32)
         self.successor_probs = np.empty((0, WIDTH), np.float32)
         self.enabled = sum(1 << i for i, name in enumerate(Source.NAMES) if name not in self.config.disabled)
         self._indexes: dict[str, CorpusIndex] = {}
+        self._use_indexes()
         self._namespaces: dict[str, Namespace] = {}
         self._sessions: dict[int, Session] = {}
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._warm = False
         for path in indexes:
             self.load_index(path)
 
@@ -100,7 +97,9 @@ class Drafter:
             found.forget()
             return True
         with found.lock:
-            return found.memory.forget(session_id)
+            forgotten = found.memory.forget(session_id)
+            found.publish()
+            return forgotten
 
     # --- indexes -----------------------------------------------------------------------------------------------------
     @property
@@ -116,11 +115,8 @@ class Drafter:
             index = open_index(
                 path, tokenizer_fingerprint=self.config.tokenizer_fingerprint, vocab_size=self.config.vocab_size
             )
-            indexes = {**self._indexes, path: index}
-            if self._warm:  # kernels are compiled for a number of indexes: do it before any session meets the new one
-                self._compile_for(_corpora_of(indexes))
-            self._indexes = indexes
-            self.corpora = _corpora_of(indexes)
+            self._indexes = {**self._indexes, path: index}
+            self._use_indexes()
         return index
 
     def unload_index(self, path) -> None:
@@ -129,22 +125,18 @@ class Drafter:
             path = os.fspath(path)
             if path not in self._indexes:
                 raise KeyError(f"no index {path} is open; open are: {', '.join(self._indexes) or 'none'}")
-            indexes = {other: index for other, index in self._indexes.items() if other != path}
-            if self._warm:
-                self._compile_for(_corpora_of(indexes))
-            self._indexes = indexes
-            self.corpora = _corpora_of(indexes)
+            self._indexes = {other: index for other, index in self._indexes.items() if other != path}
+            self._use_indexes()
+
+    def _use_indexes(self) -> None:
+        """Let sessions see the indexes that are open now, from their next step."""
+        indexes = [index.automaton or index.array for index in self._indexes.values()]
+        self.bundle = corpora_bundle(self.successor_ids, self.successor_probs, indexes)
 
     # --- life --------------------------------------------------------------------------------------------------------
     def warmup(self) -> None:
-        """Compile (or load) every kernel that a session can reach; from now on, indexes are opened and left warm, too."""
-        self._warm = True
-        self._compile_for(self.corpora)
-
-    def _compile_for(self, corpora: tuple) -> None:
+        """Compile (or load) every kernel that a session can reach, whatever indexes are opened later."""
         other = Drafter(DraftConfig())
-        other.corpora = corpora
-        other.successor_ids, other.successor_probs = self.successor_ids, self.successor_probs
         for _ in range(2):
             with other.open(np.arange(40) % 7) as session:
                 for _ in range(12):
@@ -159,15 +151,10 @@ class Drafter:
         for session in list(self._sessions.values()):
             session.close()
         self._indexes.clear()
-        self.corpora = _NO_CORPUS
+        self._use_indexes()
 
     def __enter__(self) -> Drafter:
         return self
 
     def __exit__(self, *exc) -> None:
         self.close()
-
-
-def _corpora_of(indexes: dict[str, CorpusIndex]) -> tuple:
-    """What the kernels get: one automaton per index, an empty one where there is none."""
-    return tuple(index.automaton for index in indexes.values()) or _NO_CORPUS

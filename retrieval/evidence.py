@@ -34,23 +34,25 @@ MAX_CORPORA = 4  # indexes asked at once
     SESSION_SKIP,
     MEMORY_SKIP,
     FREQUENT,
-    AGE,
     RECYCLED_PAIR,  # Token Recycling, by the last two tokens
     RECYCLED,  # by the last token
     SUCCESSOR_TABLE,  # the model's own static table
     CALLER,
+    AGE,  # this and the following name no candidates
+    TRACK_RECORD,  # how often this very token was right where it was a candidate
+    TRACK_RECORD_PAIR,  # the same after the last token
     N_SLOTS,
-) = range(17)
+) = range(19)
 
 # Which kind of evidence names a candidate: chooses the weights it is judged by.
 BY_SESSION, BY_MEMORY, BY_CORPUS, BY_POINTER, BY_SKIP, BY_RECYCLING, BY_CALLER = (1 << i for i in range(7))
 N_SETS = 1 << 7
 
-# slot -> Source id reported for a node
+# slot that can name a candidate -> Source id reported for a node
 SLOT_SOURCE = np.array(
     [
         Source.SESSION, Source.SESSION, Source.MEMORY, Source.MEMORY, Source.CORPUS, Source.CORPUS,
-        Source.POINTER, Source.POINTER, Source.SKIP, Source.SKIP, Source.FREQUENT, Source.FREQUENT,
+        Source.POINTER, Source.POINTER, Source.SKIP, Source.SKIP, Source.FREQUENT,
         Source.RECYCLING, Source.RECYCLING, Source.RECYCLING, Source.CALLER,
     ],
     np.uint8,
@@ -67,6 +69,7 @@ _FREQUENT_CELLS = 16
 _AGE_CELLS = 16 * 2 * 2
 _RECYCLED_CELLS = 8 * 8
 _CALLER_CELLS = 8 * 8 * 2
+TRACK_RECORD_BITS, TRACK_RECORD_PAIR_BITS = 12, 15
 
 _sizes = [1]  # cell 0 is "no evidence": it weighs nothing and learns nothing
 
@@ -86,6 +89,8 @@ FREQUENT_CELLS = _cells(_FREQUENT_CELLS)
 AGE_CELLS = _cells(_AGE_CELLS)
 RECYCLED_PAIR_CELLS, RECYCLED_CELLS, SUCCESSOR_TABLE_CELLS = (_cells(_RECYCLED_CELLS) for _ in range(3))
 CALLER_CELLS = _cells(_CALLER_CELLS)
+TRACK_RECORD_CELLS = _cells(1 << TRACK_RECORD_BITS)
+TRACK_RECORD_PAIR_CELLS = _cells(1 << TRACK_RECORD_PAIR_BITS)
 N_CELLS = sum(_sizes)
 
 

@@ -3,7 +3,7 @@
 A cell holds the hit rate of the candidates it described (`rate` over `trials`), its logit (`strength`) and a
 correction of its own (`bias`). A weight says how much of a slot's strength to believe, by the set of kinds of evidence
 that name the candidate: a pointer that stands alone deserves another weight than one that the memory confirms.
-`blend.py` reads and teaches these tables. About 200 kB; the start values make an untrained model useful at once.
+`blend.py` reads and teaches these tables. About 1 MB; the start values make an untrained model useful at once.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ import numpy as np
 
 from redraft.retrieval import evidence as ev
 
-__all__ = ["Model", "new_model"]
+__all__ = ["BIAS", "CELL_COLUMNS", "RATE", "STRENGTH", "TRIALS", "Model", "new_model"]
+
+RATE, TRIALS, STRENGTH, BIAS = range(4)  # columns of Model.cells
+CELL_COLUMNS = 4
 
 
 class Model(NamedTuple):
-    """rate, trials, strength, bias: float32[N_CELLS]; weights: float32[N_SETS, N_SLOTS + 1] (the last is a constant)."""
+    """cells: float32[N_CELLS, 4]  RATE, TRIALS, STRENGTH, BIAS; weights: float32[N_SETS, N_SLOTS + 1], last: a constant."""
 
-    rate: np.ndarray
-    trials: np.ndarray
-    strength: np.ndarray
-    bias: np.ndarray
+    cells: np.ndarray
     weights: np.ndarray
 
 
 def new_model() -> Model:
     """The state before anything was seen."""
     rate = np.full(ev.N_CELLS, 0.1)
-    trials = np.full(ev.N_CELLS, 2.0, np.float32)
     lengths = np.array([1, 2, 3, 4, 5.5, 8, 12, 18, 30, 60])
     counts = np.array([1, 2, 3.5, 6.5, 12])
     rests = np.array([0, 1, 2, 4, 9, 25, 80])
@@ -55,6 +54,6 @@ def new_model() -> Model:
     weights[:, [ev.SESSION_FIRST, ev.MEMORY_FIRST, ev.CORPUS_FIRST]] = 0.35
     weights[:, [ev.RECYCLED_PAIR, ev.RECYCLED, ev.CALLER]] = 0.35
     weights[:, ev.N_SLOTS] = 0.0
-    return Model(
-        rate.astype(np.float32), trials, strength.astype(np.float32), np.zeros(ev.N_CELLS, np.float32), weights
-    )
+    cells = np.zeros((ev.N_CELLS, CELL_COLUMNS), np.float32)
+    cells[:, RATE], cells[:, TRIALS], cells[:, STRENGTH] = rate, 2.0, strength
+    return Model(cells, weights)

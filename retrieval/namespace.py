@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from redraft.retrieval.bundle import Bundle
+from redraft.retrieval.knowledge import namespace_bundle
 from redraft.retrieval.memory import Memory
 from redraft.retrieval.model import new_model
 from redraft.retrieval.token_recycling import new_table
@@ -16,16 +18,32 @@ RECYCLED_ROWS = 65_536  # of the target's opinions kept per namespace, 5 MB
 class Namespace:
     """Memory, learned tables and recycled opinions of one namespace.
 
-    Writers hold `lock`. Drafting does not: it reads arrays in which every index is valid at any moment, so the worst
-    that a concurrent write does to a draft is to make it a little staler than it might be.
+    Writers hold `lock` and call `publish` when they are done. Drafting takes no lock: it reads arrays in which every
+    index is valid at any moment, so the worst that a concurrent write does to a draft is to make it a little staler than
+    it might be.
+
+    Attributes:
+        bundle: the arrays as kernels take them.
     """
 
     def __init__(self, name: str, memory_tokens: int):
         self.name = name
         self.lock = threading.Lock()
         self.memory = Memory(memory_tokens)
+        self._begin()
+
+    def _begin(self) -> None:
         self.model = new_model()
         self.recycled = new_table(0)  # made when a target first sends its candidates
+        self._published: tuple = ()
+        self.publish()
+
+    def publish(self) -> None:
+        """Let readers see arrays that have replaced others."""
+        current = (self.memory.trie, self.memory.frequent, self.recycled, self.model)
+        if len(self._published) != len(current) or any(a is not b for a, b in zip(current, self._published)):
+            self._published = current
+            self.bundle: Bundle = namespace_bundle(*current)
 
     def ensure_recycling(self) -> None:
         if len(self.recycled.keys) == 0:
@@ -35,5 +53,4 @@ class Namespace:
         """Forget all texts and opinions. What was learned of how far sources can be trusted goes too."""
         with self.lock:
             self.memory.clear()
-            self.model = new_model()
-            self.recycled = new_table(0)
+            self._begin()

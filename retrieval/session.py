@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from redraft.retrieval import best_first, blend
+from redraft.retrieval import best_first
 from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.blend import MEMORY_POINTER
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.errors import SessionClosedError
+from redraft.retrieval.knowledge import new_places, session_bundle
 from redraft.retrieval.token_recycling import learn_rows, new_table
 from redraft.retrieval.tokens import as_tokens
 
@@ -22,16 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 RECYCLED_ROWS = 4096  # of the target's opinions kept per session
-_NO_DRAFT = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+PROMPT_TAIL = 4  # tokens of the prompt remembered with the output, so that openings are remembered, too
+_NO_DRAFT = best_first.proposal_bundle(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
 _local = threading.local()
 
 
-def _workspace() -> best_first.Workspace:
-    """The buffers of this thread."""
+def _workspace() -> tuple[best_first.Workspace, np.ndarray]:
+    """The buffers of this thread, and the addresses of their bundle."""
     try:
         return _local.workspace
     except AttributeError:
-        _local.workspace = best_first.new_workspace()
+        work = best_first.new_workspace()
+        _local.workspace = work, best_first.workspace_bundle(work).addresses
         return _local.workspace
 
 
@@ -71,37 +75,33 @@ class Session:
         while done < len(prompt):
             self._trie = pt.grown(self._trie)
             self._tail, done = pt.append_tokens(self._trie, self._tail, prompt, done)
-        self._state = blend.new_places(1)
-        self._corpora = self._drafter.corpora
+        self._state = new_places(1)
+        self._describe()
+        self._corpora = self._drafter.bundle
         end = prompt[-pt.MAX_CONTEXT :]
         self._state.now[0] = len(prompt) - len(end)
-        best_first.follow_tokens(self._knowledge(), self._state, end)
+        self._follow(end)
 
-    def _knowledge(self) -> blend.Knowledge:
-        namespace, drafter = self._namespace, self._drafter
-        return blend.Knowledge(
-            self._trie,
-            namespace.memory.trie,
-            namespace.memory.frequent,
-            self._corpora,
-            self._recycled,
-            namespace.recycled,
-            drafter.successor_ids,
-            drafter.successor_probs,
-            namespace.model,
-        )
+    def _describe(self) -> None:
+        """Describe the arrays of this session anew, some of which have been replaced."""
+        self._bundle = session_bundle(self._trie, self._recycled, self._state)
+
+    def _follow(self, tokens: np.ndarray) -> None:
+        namespace = self._namespace.bundle
+        best_first.follow_tokens(self._bundle.addresses, namespace.addresses, self._corpora.addresses, tokens)
 
     def _ready(self) -> None:
-        """Check that the session is open and stands in the drafter's present indexes."""
+        """Check that the session is open, and let it stand in the drafter's present indexes."""
         if self.closed:
             raise SessionClosedError(f"session {self.id} is closed")
-        if self._corpora is not self._drafter.corpora:
-            self._corpora = self._drafter.corpora
-            self._state.cursors[:] = 0
-            end = self._state.windows[0, : self._state.filled[0]][::-1].copy()
-            elsewhere = blend.new_places(1)
-            best_first.follow_tokens(self._knowledge(), elsewhere, end)
-            self._state.cursors[:] = elsewhere.cursors
+        if self._corpora is not self._drafter.bundle:
+            self._corpora = self._drafter.bundle
+            here, self._state = self._state, new_places(1)
+            self._describe()
+            self._follow(here.windows[0, : here.filled[0]][::-1].copy())
+            here.cursors[:] = self._state.cursors
+            self._state = here
+            self._describe()
 
     def draft(self, max_nodes: int | None = None, min_prob: float | None = None, proposal=None) -> DraftTree:
         """A tree of likely next tokens.
@@ -124,10 +124,12 @@ class Session:
             self._propose(proposal)
             if max_nodes == 0:
                 return DraftTree.empty()
-            work = _workspace()
+            work, addresses = _workspace()
+            namespace = self._namespace.bundle
             n = best_first.draft_tree(
-                self._knowledge(), self._state, work, self._proposal, self._drafter.enabled, max_nodes, min_prob
-            )
+                self._bundle.addresses, namespace.addresses, self._corpora.addresses, addresses,
+                self._proposal.addresses, self._drafter.enabled, max_nodes, min_prob,
+            )  # fmt: skip
             return DraftTree(
                 work.tokens[:n].copy(), work.parents[:n].copy(), work.probs[:n].copy(), work.sources[:n].copy()
             )
@@ -142,7 +144,9 @@ class Session:
         if not isinstance(proposal, DraftTree):
             proposal = DraftTree.chain(as_tokens(proposal, vocab_size, what="proposal"), source=Source.CALLER)
         proposal.check(vocab_size=vocab_size)
-        self._proposal = (proposal.tokens.copy(), proposal.parents.copy(), proposal.probs.copy())
+        self._proposal = best_first.proposal_bundle(
+            proposal.tokens.copy(), proposal.parents.copy(), proposal.probs.copy()
+        )
         self._state.proposed[0] = -1 if len(proposal) else -2
 
     def commit(self, tokens, candidates: Candidates | None = None, hidden=None) -> None:
@@ -163,24 +167,28 @@ class Session:
                 self._learn(tokens)
                 if candidates is not None:
                     self._recycle(candidates)
+                self._namespace.publish()
 
     def _learn(self, tokens: np.ndarray) -> None:
-        work, drafter, done = _workspace(), self._drafter, 0
+        _, addresses = _workspace()
+        namespace, done = self._namespace.bundle, 0
         while done < len(tokens):
             self._tail, done = best_first.learn_tokens(
-                self._knowledge(), self._state, self._tail, work.ballot, tokens, done, self._proposal, drafter.enabled
-            )
+                self._bundle.addresses, namespace.addresses, self._corpora.addresses, addresses,
+                self._proposal.addresses, self._drafter.enabled, self._tail, tokens, done,
+            )  # fmt: skip
             if done < len(tokens):
                 self._trie = pt.grown(self._trie)
-        memory = self._namespace.memory
-        copied_from = self._state.pointers[0, blend.MEMORY_POINTER]
+                self._describe()
+        copied_from = self._state.pointers[0, MEMORY_POINTER]
         if copied_from >= 0:
-            memory.touch(int(copied_from))
+            self._namespace.memory.touch(int(copied_from))
 
     def _recycle(self, candidates: Candidates) -> None:
         self._namespace.ensure_recycling()
         if len(self._recycled.keys) == 0:
             self._recycled = new_table(RECYCLED_ROWS)
+            self._describe()
         rows = (
             np.array(candidates.tokens), np.array(candidates.previous),
             np.array(candidates.ids), np.array(candidates.probs),
@@ -212,11 +220,12 @@ class Session:
             if self.closed:
                 return
             self.closed = True
-            output = self._trie.text[self._prompt_length : self.length]
+            output = self._trie.text[max(self._prompt_length - PROMPT_TAIL, 0) : self.length]
             with self._namespace.lock:
                 self._namespace.memory.append(self.id, output.copy())
+                self._namespace.publish()
             self._drafter.discard(self)
-            del self._trie, self._state
+            del self._trie, self._state, self._bundle
 
     def __enter__(self) -> Session:
         return self

@@ -1,6 +1,6 @@
 """Evidence from corpus indexes: what followed the last tokens in a large body of text.
 
-A cursor per index and place in the tree walks the frozen automaton. Contexts of up to 4 tokens are enough: what a
+A cursor per index and place in the tree walks the frozen automaton or the suffix array. Contexts of up to 4 tokens are enough: what a
 corpus adds are the general habits of a language or a code base, and those are short. The eight most frequent
 successors of the longest context, and of the next one that occurred more often, are candidates.
 """
@@ -11,7 +11,9 @@ import numpy as np
 
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import frozen_automaton as fa
+from redraft.retrieval import suffix_array as sa
 from redraft.retrieval.kernel import inner
+from redraft.retrieval.knowledge import AUTOMATON, CURSOR, array_at, automaton_at
 
 MAX_CONTEXT = 4
 MAX_LEVELS = 2
@@ -19,34 +21,96 @@ MAX_SUCCESSORS = 8
 
 
 @inner(inline=False)
-def add_corpus(ballot, automaton, state, length):
+def advance(knowledge, places, source, target, token):
+    """Cursors of place `target`: those of `source` after one more `token`, which is in the target's window already."""
+    for index in range(len(knowledge.kinds)):
+        column = CURSOR * index
+        low, high = places.cursors[source, column], places.cursors[source, column + 1]
+        length = places.cursors[source, column + 2]
+        if knowledge.kinds[index] == AUTOMATON:
+            low, length = fa.frozen_advance(automaton_at(knowledge.corpora, index), low, length, token, MAX_CONTEXT)
+        else:
+            array = array_at(knowledge.corpora, index)
+            if length == 0:
+                low, high = np.int64(0), np.int64(len(array.suffixes))
+            filled = places.filled[target]
+            low, high, length = sa.array_advance(
+                array, low, high, length, places.windows[target], np.int64(filled), MAX_CONTEXT
+            )
+        places.cursors[target, column] = low
+        places.cursors[target, column + 1] = high
+        places.cursors[target, column + 2] = length
+
+
+@inner(inline=False)
+def _vote(ballot, token, count, total, level, match, is_top):
+    """One successor of a matched context."""
+    row = ev.candidate(ballot, token)
+    if row < 0:
+        return
+    cells = ballot.cells
+    if cells[row, ev.CORPUS_FIRST] == 0:
+        cells[row, ev.CORPUS_FIRST] = ev.first_cell(ev.CORPUS_FIRST_CELLS, level, match, count, total, is_top)
+        ballot.named_by[row] |= ev.BY_CORPUS
+    elif cells[row, ev.CORPUS_NEXT] == 0:
+        cells[row, ev.CORPUS_NEXT] = ev.next_cell(ev.CORPUS_NEXT_CELLS, match, count, total)
+
+
+@inner(inline=False)
+def _add_automaton(ballot, automaton, state, length):
     """Add the successors of the matched state; returns (total, distinct) of the longest match, (0, 0) for none."""
     states, edges = automaton.states, automaton.edges
-    longest_total, longest_distinct = 0, 0
-    state = np.int64(state)
-    match = np.int64(length)
-    level, last_total = 0, 0
+    longest_total, longest_distinct = np.int64(0), np.int64(0)
+    match, level, last_total = np.int64(length), 0, np.int64(0)
     while state > 0 and level < MAX_LEVELS:
-        total = states[state, fa.COUNT]
-        begin, end = states[state, fa.EDGE_START], states[state + 1, fa.EDGE_START]
+        total = np.int64(states[state, fa.COUNT])
+        begin, end = np.int64(states[state, fa.EDGE_START]), np.int64(states[state + 1, fa.EDGE_START])
         if total > last_total and end > begin:
             for edge in range(begin, min(end, begin + MAX_SUCCESSORS)):
-                row = ev.candidate(ballot, edges[edge, fa.EDGE_TOKEN])
-                if row >= 0:
-                    count = edges[edge, fa.EDGE_COUNT]
-                    cells = ballot.cells
-                    if cells[row, ev.CORPUS_FIRST] == 0:
-                        is_top = 1 if edge == begin else 0
-                        cells[row, ev.CORPUS_FIRST] = ev.first_cell(
-                            ev.CORPUS_FIRST_CELLS, level, match, count, total, is_top
-                        )
-                        ballot.named_by[row] |= ev.BY_CORPUS
-                    elif cells[row, ev.CORPUS_NEXT] == 0:
-                        cells[row, ev.CORPUS_NEXT] = ev.next_cell(ev.CORPUS_NEXT_CELLS, match, count, total)
+                token, count = edges[edge, fa.EDGE_TOKEN], edges[edge, fa.EDGE_COUNT]
+                _vote(ballot, token, count, total, level, match, 1 if edge == begin else 0)
             if level == 0:
                 longest_total, longest_distinct = total, end - begin
             last_total = total
             level += 1
         state = np.int64(states[state, fa.LINK])
         match = np.int64(states[state, fa.LENGTH])
+    return longest_total, longest_distinct
+
+
+@inner
+def add_corpora(ballot, knowledge, places, place):
+    """Add what the indexes know; returns (total, distinct, length) of the longest match among them."""
+    best_total, best_distinct, best_length = np.int64(0), np.int64(0), np.int64(0)
+    for index in range(len(knowledge.kinds)):
+        low, high = places.cursors[place, CURSOR * index], places.cursors[place, CURSOR * index + 1]
+        length = places.cursors[place, CURSOR * index + 2]
+        if length == 0:
+            continue
+        if knowledge.kinds[index] == AUTOMATON:
+            total, distinct = _add_automaton(ballot, automaton_at(knowledge.corpora, index), low, length)
+        else:
+            total, distinct = _add_array(ballot, knowledge, places, place, index, low, high, length)
+        if total > 0 and length > best_length:
+            best_total, best_distinct, best_length = total, distinct, length
+    return best_total, best_distinct, best_length
+
+
+@inner(inline=False)
+def _add_array(ballot, knowledge, places, place, index, low, high, length):
+    """The same for a suffix array; the tokens and counts of a level lie in the look-up buffer."""
+    low, high, length = np.int64(low), np.int64(high), np.int64(length)
+    array = array_at(knowledge.corpora, index)
+    tokens, counts = places.path[:MAX_SUCCESSORS], places.path[MAX_SUCCESSORS:]
+    longest_total, longest_distinct = np.int64(0), np.int64(0)
+    level = 0
+    while length > 0 and level < MAX_LEVELS:
+        found, distinct = sa.array_successors(array, low, high, length, tokens, counts)
+        for rank in range(found):
+            _vote(ballot, tokens[rank], counts[rank], high - low, level, length, 1 if rank == 0 else 0)
+        if found and level == 0:
+            longest_total, longest_distinct = high - low, np.int64(distinct)
+        level += 1
+        if level < MAX_LEVELS:
+            low, high, length = sa.array_shorten(array, low, high, length, places.windows[place])
     return longest_total, longest_distinct

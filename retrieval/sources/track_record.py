@@ -1,0 +1,23 @@
+"""Evidence from the candidate's own past: how often this token was right where it was a candidate.
+
+Counts say how often a token came after a context; they do not say how often it was expected and did not come. Two
+hashed cells per candidate do: one for the token, one for the token after the last one. Names no candidates of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from redraft.retrieval import evidence as ev
+from redraft.retrieval.kernel import inner
+
+
+@inner(inline=False)
+def add_track_records(ballot, last):
+    """Give every candidate its two cells; tokens that share a cell share their record."""
+    for row in range(ballot.header[0]):
+        token = np.int64(ballot.tokens[row])
+        alone = (token * 0x9E3779B1 >> 13) & ((1 << ev.TRACK_RECORD_BITS) - 1)
+        pair = ((token * 0x9E3779B1 + last) * 0x2545F491 >> 20) & ((1 << ev.TRACK_RECORD_PAIR_BITS) - 1)
+        ballot.cells[row, ev.TRACK_RECORD] = ev.TRACK_RECORD_CELLS + alone
+        ballot.cells[row, ev.TRACK_RECORD_PAIR] = ev.TRACK_RECORD_PAIR_CELLS + pair
