@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from redraft.index_builders.progress import Progress, readable_bytes
+from redraft.index_builders.progress import Progress, memory_in_use, readable_bytes
 from redraft.retrieval.index_directory import write_array_index, write_automaton_index
 from redraft.retrieval.index_format import MANIFEST
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
@@ -31,7 +31,7 @@ KINDS = ("suffix_automaton", "suffix_array")
 AUTOMATON_TOKENS = 50_000_000  # 2.8 GB on disk
 
 # Most memory that building takes for each token, the pages of the files that are being written included.
-BYTES_PER_TOKEN = {"suffix_automaton": 150, "suffix_array": 30}
+BYTES_PER_TOKEN = {"suffix_automaton": 145, "suffix_array": 30}
 
 _APPENDED_AT_ONCE = 1 << 18
 
@@ -47,8 +47,8 @@ def check_output(output: Path, force: bool) -> None:
 
 
 def memory_needed(tokens: int, kind: str | None) -> int:
-    """Bytes that building takes at least: of `kind`, or of the smaller one."""
-    return tokens * BYTES_PER_TOKEN[kind or "suffix_array"]
+    """Bytes this process will hold at its largest: what it holds now, and `kind` (or the smaller one) of `tokens`."""
+    return memory_in_use() + tokens * BYTES_PER_TOKEN[kind or "suffix_array"]
 
 
 def choose_kind(kind: str | None, tokens: int, memory_limit: int | None) -> str:

@@ -19,6 +19,7 @@ import pytest
 from test_index_builders import lines, make_tokenizer, write
 
 from redraft import cli
+from redraft.index_builders.progress import memory_in_use
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.index_directory import open_index, verify_index
 
@@ -384,17 +385,22 @@ def test_merge_drops_copies_and_refuses_other_tokenizers(tmp_path, capsys, corpu
     assert verify_index(tmp_path / "c.index")["documents"] == 81
 
 
-def test_memory_limit_stops_early_and_says_how_to_go_on(tmp_path, capsys, corpus, tokenizer):
-    build = ("index", "build", corpus, "--tokenizer", tokenizer, "-o", tmp_path / "my.index")
-    code, _, err = redraft(capsys, *build, "--memory-limit", "100k")
-    assert code == 1 and "--memory-limit is 100 kB" in err and "--shard 1/" in err
-    assert not (tmp_path / "my.index").exists()
-    code, _, err = redraft(capsys, *build, "--memory-limit", "5M", "--kind", "suffix_automaton")
-    assert code == 1 and "--memory-limit is 5 MB" in err
-    assert redraft(capsys, *build, "--memory-limit", "5M")[0] == 0
-    assert content(tmp_path / "my.index")["manifest"]["kind"] == "suffix_array"
-    assert redraft(capsys, *build, "--memory-limit", "20G", "--force")[0] == 0
-    assert content(tmp_path / "my.index")["manifest"]["kind"] == "suffix_automaton"
+def test_memory_limit_chooses_the_kind_or_stops_early(tmp_path, capsys, tokenizer):
+    np.save(tmp_path / "a.npy", np.arange(2_000_000) % 599)
+    build = ("index", "build", tmp_path / "a.npy", "--tokenizer", tokenizer, "-o", tmp_path / "my.index", "--force")
+
+    def build_within(megabytes: int, *more: str) -> tuple[int, str]:
+        limit = memory_in_use() + megabytes * 1_000_000  # 60 MB would do for an array, 290 MB for an automaton
+        code, _, err = redraft(capsys, *build, "--memory-limit", limit, *more)
+        return code, err
+
+    for megabytes, more in ((20, ()), (180, ("--kind", "suffix_automaton"))):
+        code, err = build_within(megabytes, *more)
+        assert code == 1 and "--memory-limit is" in err and "--shard 1/" in err and "2,000,000 tokens" in err
+        assert not (tmp_path / "my.index").exists()
+    for megabytes, kind in ((180, "suffix_array"), (2000, "suffix_automaton")):
+        code, err = build_within(megabytes)
+        assert code == 0 and content(tmp_path / "my.index")["manifest"]["kind"] == kind
 
 
 def test_both_kinds_hold_the_same_documents(tmp_path, capsys, corpus, tokenizer):
