@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -15,7 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scripted_drafter import ScriptedDrafter
-from serving import RawStream, ServerProcess, running, until
+from serving import TESTS, RawStream, ServerProcess, running, until
 from test_server import draft, expected, open_, tokens_of
 
 from redraft.retrieval.errors import IndexFormatError
@@ -221,3 +222,15 @@ def test_wrong_usage_has_exit_code_2(arguments, environment, text):
     done = serve(*arguments, **environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
+
+
+def test_the_example_of_the_protocol_page(listen):
+    page = (TESTS.parent / "docs" / "protocol.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "unix:/run/redraft.sock" in example
+    with running(ScriptedDrafter(), listen):
+        names: dict = {}
+        exec(example.replace("unix:/run/redraft.sock", listen), names)
+        assert names["tokens"].tolist() == expected(5, 6, 7, 5, 6, 7, 5)
+        assert names["parents"][0] == -1 and not names["reply"].errors
+        names["outgoing"].put(None)
