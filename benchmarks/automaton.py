@@ -32,7 +32,7 @@ CONTEXT = 64
 
 
 def build(documents: list[np.ndarray]) -> SuffixAutomaton:
-    automaton = SuffixAutomaton()
+    automaton = SuffixAutomaton(capacity_hint=sum(map(len, documents)))
     for document in documents:
         automaton.append(document)
         automaton.end_document()

@@ -275,7 +275,7 @@ class SuffixAutomaton:
         self._position_states = np.empty(capacity, np.int32)
         self._document_ends: list[int] = []
         self._counters = np.array([1, 0, 0, 0, 0, 0], np.int64)
-        states = np.empty((capacity * 3 // 2, 6), np.int32)
+        states = np.empty((capacity * 8 // 5, 6), np.int32)  # what source code needs
         states[0] = 0, -1, -1, -1, -1, -1
         self.arrays = AutomatonArrays(states, np.zeros((capacity * 3 // 2, 4), np.int32))
         self._cached_totals: tuple[np.ndarray, np.ndarray] | None = None
