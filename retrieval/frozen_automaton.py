@@ -5,7 +5,7 @@ step on cold pages touches two of them. A state's edges start with its eight mos
 a draft reads those without following an edge. The rest are in order of token id for a binary search.
 `docs/index-format.md` is the layout's specification.
 
-Cost: 20 bytes per state and 12 per edge, on text and code 54 to 58 bytes per token with the tokens themselves. A step
+Cost: 20 bytes per state and 12 per edge, on text and code 54 to 60 bytes per token with the tokens themselves. A step
 is amortised O(log V) (V: successors of a state; nearly always under nine). Freezing is one pass over the edges; the
 few long rows (the root's, above all) are sorted in place, which makes it O(n log V) in theory and linear in practice.
 
