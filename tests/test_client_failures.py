@@ -67,7 +67,8 @@ def test_a_server_that_is_required_but_never_there(listen, monkeypatch):
 
 
 def test_a_server_that_is_still_warming_up_is_waited_for_in_the_background(listen):
-    with running(ScriptedDrafter(warmup_seconds=0.5), listen, wait=False), DraftClient(listen, CONFIG) as client:
+    with running(ScriptedDrafter(warmup_seconds=1.5), listen, wait=False), DraftClient(listen, CONFIG) as client:
+        assert client._ngram_ready.wait(30)
         session = client.open(PROMPT)
         assert not from_server(session)
         until(lambda: from_server(session))
@@ -105,19 +106,21 @@ def test_kill_9_in_mid_session_and_a_new_server_on_the_same_address(listen):
 
 
 def test_killed_while_a_step_waits(listen):
-    with ServerProcess(listen, script="in_turn(count_up, late(30))") as server:
-        with DraftClient(listen, CONFIG, timeout=20.0, require=True) as client:
-            session = client.open(PROMPT)
-            assert from_server(session)
-            server.process.send_signal(signal.SIGSTOP)  # so that it cannot answer before it is killed
-            started = time.monotonic()
-            with futures.ThreadPoolExecutor(1) as pool:
-                step = pool.submit(from_server, session)
-                time.sleep(0.2)
-                server.kill()
-                assert step.result(10) is False
-            assert time.monotonic() - started < 5.0  # not the deadline: the stream's end was noticed
-            assert client.stats.fallbacks["lost"] == 1
+    with (
+        ServerProcess(listen, script="in_turn(count_up, late(30))") as server,
+        DraftClient(listen, CONFIG, timeout=20.0, require=True) as client,
+    ):
+        session = client.open(PROMPT)
+        assert from_server(session)
+        server.process.send_signal(signal.SIGSTOP)  # so that it cannot answer before it is killed
+        started = time.monotonic()
+        with futures.ThreadPoolExecutor(1) as pool:
+            step = pool.submit(from_server, session)
+            time.sleep(0.2)
+            server.kill()
+            assert step.result(10) is False
+        assert time.monotonic() - started < 5.0  # not the deadline: the stream's end was noticed
+        assert client.stats.fallbacks["lost"] == 1
 
 
 def test_a_late_server_costs_a_deadline_now_and_then(listen):
@@ -147,20 +150,22 @@ def test_a_late_server_costs_a_deadline_now_and_then(listen):
 
 
 def test_a_server_that_hangs_and_wakes_again(listen):
-    with ServerProcess(listen, script="count_up") as server:
-        with DraftClient(listen, CONFIG, timeout=0.1, open_timeout=5.0, require=True) as client:
-            session = client.open(PROMPT)
-            assert from_server(session)
-            server.process.send_signal(signal.SIGSTOP)
+    with (
+        ServerProcess(listen, script="count_up") as server,
+        DraftClient(listen, CONFIG, timeout=0.1, open_timeout=5.0, require=True) as client,
+    ):
+        session = client.open(PROMPT)
+        assert from_server(session)
+        server.process.send_signal(signal.SIGSTOP)
+        assert not from_server(session)
+        started = time.monotonic()
+        for number in range(100):
+            session.commit([number % VOCAB_SIZE])
             assert not from_server(session)
-            started = time.monotonic()
-            for number in range(100):
-                session.commit([number % VOCAB_SIZE])
-                assert not from_server(session)
-            assert time.monotonic() - started < 1.0
-            server.process.send_signal(signal.SIGCONT)
-            until(lambda: from_server(session))
-            assert client.stats.connections == 1 and client.stats.reopened == 0
+        assert time.monotonic() - started < 1.0
+        server.process.send_signal(signal.SIGCONT)
+        until(lambda: from_server(session))
+        assert client.stats.connections == 1 and client.stats.reopened == 0
 
 
 def test_a_server_that_hangs_for_good_is_given_up(listen, monkeypatch):
@@ -308,21 +313,23 @@ def test_what_does_not_fit_into_a_message(listen):
     rows = 1500
     large = Candidates.checked([1] * rows, [2] * rows, [[3] * 8] * rows, [[0.1] * 8] * rows)
     small = Candidates.checked([1], [2], [[3] * 8], [[0.1] * 8])
-    with running(drafter, listen, max_message_bytes=65_536):
-        with DraftClient(listen, CONFIG, **PATIENT, require=True) as client:
-            short, long = client.open(PROMPT), client.open([1] * 20_000)
-            for _ in range(3):
-                assert from_server(short) and not from_server(long)
-            short.commit([1], small)
-            short.commit([2], large)  # goes without its candidates
-            assert from_server(short)
-            assert [c and len(c.tokens) for c in drafter.sessions[1].candidates] == [1, None]
-            sessions = [client.open([1] * 8000) for _ in range(8)]  # together too large, so they go in several
-            client.step([(session, [2] * 4000) for session in sessions])
-            assert all(map(from_server, sessions))
-            assert client.stats.candidates_dropped == 1
-            assert client.stats.fallbacks == {"too_large": 3}
-            assert client.stats.connections == 1
+    with (
+        running(drafter, listen, max_message_bytes=65_536),
+        DraftClient(listen, CONFIG, **PATIENT, require=True) as client,
+    ):
+        short, long = client.open(PROMPT), client.open([1] * 20_000)
+        for _ in range(3):
+            assert from_server(short) and not from_server(long)
+        short.commit([1], small)
+        short.commit([2], large)  # goes without its candidates
+        assert from_server(short)
+        assert [c and len(c.tokens) for c in drafter.sessions[1].candidates] == [1, None]
+        sessions = [client.open([1] * 8000) for _ in range(8)]  # together too large, so they go in several
+        client.step([(session, [2] * 4000) for session in sessions])
+        assert all(map(from_server, sessions))
+        assert client.stats.candidates_dropped == 1
+        assert client.stats.fallbacks == {"too_large": 3}
+        assert client.stats.connections == 1
 
 
 def test_the_end_of_a_server_is_taken_calmly(listen):
