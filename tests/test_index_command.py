@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -462,7 +463,25 @@ def test_stats_on_given_text(tmp_path, capsys, corpus, tokenizer):
     code, out, _ = redraft(capsys, *stats, unknown, "--tokenizer", tokenizer)
     assert code == 0 and json.loads(out)["matches"]["matched"]["4"] == 0
     code, _, err = redraft(capsys, *stats, corpus)
-    assert code == 2 and "--on needs --tokenizer" in err
+    assert code == 2 and "need --tokenizer" in err
+
+
+@pytest.mark.parametrize("kind", ["suffix_automaton", "suffix_array"])
+def test_stats_say_what_an_index_adds(tmp_path, capsys, monkeypatch, tokenizer, kind):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    texts = [random.Random(seed).randbytes(150).hex() for seed in range(8)]  # nothing but the index can know them
+    corpus = write(tmp_path / "corpus.jsonl", lines(*texts))
+    index, traces = tmp_path / "my.index", tmp_path / "known.jsonl.gz"
+    build = ("index", "build", corpus, "--tokenizer", tokenizer, "--quiet", "-o", index, "--kind", kind)
+    assert redraft(capsys, *build)[0] == 0
+    records = ({"prompt": "x", "output": text, "continues": False} for text in texts)
+    traces.write_bytes(gzip.compress(lines(*records).encode()))
+    stats = ("index", "stats", index, "--traces", traces, "--tokenizer", tokenizer)
+    code, out, err = redraft(capsys, *stats, "--json")
+    assert code == 0, err
+    step = json.loads(out)["tokens_per_step"]["known"]
+    assert step["with"] > 2 * step["without"] > 2
+    assert f"{step['with']:.2f} with it" in redraft(capsys, *stats)[1]
 
 
 def test_ray_tokenizes_and_the_index_is_the_same(tmp_path, corpus, tokenizer, monkeypatch):

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from redraft.index_builders.sources import list_files
 from redraft.index_builders.stats import MATCH_LENGTHS, held_out_matches, matches_of_texts
 from redraft.index_builders.structures import KINDS
 from redraft.index_builders.tokenizers import load_tokenizer
+from redraft.replay.contenders import Redraft
+from redraft.replay.run import Plan, replay_files
+from redraft.replay.traces import RememberedTokenizer, trace_files
+from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.index_directory import CorpusIndex, open_index, verify_index
 from redraft.retrieval.tokens import as_tokens
@@ -57,9 +62,9 @@ _STATS_EXAMPLES = """\
 examples:
   redraft index stats my.index
   redraft index stats my.index --on held_out.jsonl --tokenizer tokenizer.json
+  redraft index stats my.index --traces traces/maths.jsonl.gz --tokenizer tokenizer.json
 
 Without --on, documents of the index are measured against all its other documents.
-`redraft replay` measures tokens per step on recorded outputs, with and without an index.
 """
 
 
@@ -137,7 +142,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     stats.add_argument(
         "--on", nargs="+", default=[], metavar="SOURCE", help="measure on this text instead of documents of the index"
     )
-    stats.add_argument("--tokenizer", metavar="T", help="what the index was built with; needed for --on")
+    stats.add_argument(
+        "--traces", metavar="PATH", help="recorded outputs (as for `redraft replay`): say what the index adds there"
+    )
+    stats.add_argument("--tokenizer", metavar="T", help="what the index was built with; needed for --on and --traces")
     stats.add_argument("--sample", type=_count, default="200k", metavar="N", help="how many tokens to measure on")
     stats.add_argument("--json", action="store_true", help="print the figures as JSON")
 
@@ -253,6 +261,8 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _stats(args: argparse.Namespace) -> int:
+    if (args.on or args.traces) and args.tokenizer is None:
+        args.usage_error("--on and --traces need --tokenizer, the one that the index was built with")
     with open_index(args.index) as index:
         if args.on:
             found = matches_of_texts(index, _texts_to_measure(args, index))
@@ -262,8 +272,9 @@ def _stats(args: argparse.Namespace) -> int:
             measured = "documents of the index, each against all the others"
         facts = {name: index.manifest[name] for name in ("documents", "tokens")}
         facts["bytes"] = sum(file["bytes"] for file in index.manifest["files"].values())
+    steps = _tokens_per_step(args) if args.traces else {}
     if args.json:
-        print(json.dumps(facts | {"measured_on": measured, "matches": found}, indent=2))
+        print(json.dumps(facts | {"measured_on": measured, "matches": found, "tokens_per_step": steps}, indent=2))
         return 0
     print(
         f"{args.index}: {facts['documents']:,} documents, {facts['tokens']:,} tokens, {readable_bytes(facts['bytes'])}"
@@ -272,13 +283,33 @@ def _stats(args: argparse.Namespace) -> int:
     print(f"{'last tokens':>12} {'found':>8} {'and the next one, too':>22}")
     for length in MATCH_LENGTHS:
         print(f"{length:>12} {found['matched'][length]:>8.1%} {found['continued'][length]:>22.1%}")
+    for name, step in steps.items():
+        print(f"tokens per step on {name}: {step['without']:.2f} without the index, {step['with']:.2f} with it")
     return 0
+
+
+def _tokens_per_step(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """{workload: {"without": tokens per step, "with": the same with the index}} on recorded outputs."""
+    files, plan = trace_files(Path(args.traces)), Plan()
+    tokenizer = RememberedTokenizer(args.tokenizer, load_tokenizer)
+    config = DraftConfig(vocab_size=tokenizer.vocab_size, tokenizer_fingerprint=tokenizer.fingerprint)
+    steps: dict[str, dict[str, float]] = {}
+    replayed = 0
+    with Progress().phase("replaying", 2 * len(files) * plan.tokens, " tokens") as report:
+
+        def count(tokens: int) -> None:
+            nonlocal replayed
+            replayed += tokens
+            report(replayed)
+
+        for what, indexes in (("without", ()), ("with", (args.index,))):
+            for file, tally in replay_files(Redraft(config, indexes), files, tokenizer, plan, progress=count):
+                steps.setdefault(file.name.partition(".")[0], {})[what] = tally.tokens_per_step
+    return steps
 
 
 def _texts_to_measure(args: argparse.Namespace, index: CorpusIndex) -> list[np.ndarray]:
     """Token arrays of up to `args.sample` tokens from the sources after --on."""
-    if args.tokenizer is None:
-        args.usage_error("--on needs --tokenizer, the one that the index was built with")
     tokenizer, ours = load_tokenizer(args.tokenizer), index.manifest["tokenizer"]
     if tokenizer.fingerprint != ours["fingerprint"]:
         raise IndexFormatError(
