@@ -23,6 +23,7 @@ __all__ = [
     "KINDS",
     "check_output",
     "choose_kind",
+    "in_turn",
     "memory_needed",
     "write_index",
 ]
