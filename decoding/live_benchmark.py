@@ -1,0 +1,213 @@
+"""Measuring drafting with a real model: every prompt is answered by every contender in turn, in one process.
+
+    generate  transformers' `model.generate`, greedy (sampled where a temperature is given)
+    plain     redraft's own loop without drafts
+    lookup    transformers' prompt lookup, `prompt_lookup_num_tokens=10`
+    redraft   redraft's loop with one drafter for the whole run, which learns as it goes
+
+Machines are noisy, so the contenders alternate prompt by prompt, in an order that rotates, and only ratios within a run mean
+anything. With one torch thread the processor time of that thread is taken, which other processes disturb far less than
+wall time; else wall time. Time per token counts, so that texts of different length (a near-tie
+that half precision broke otherwise) compare.
+
+Every text is checked against its reference: `generate` where greedy, `plain` with the same seed where sampled. In half
+precision a text may leave its reference where the two best logits were closer than 0.5; the gap is measured and kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from redraft.decoding.generate import generate
+from redraft.decoding.stats import PHASES
+from redraft.replay.loops import in_loop
+
+__all__ = ["CONTENDERS", "NEAR_TIE", "Answer", "Prompt", "Settings", "clock_name", "measure", "task_rows"]
+
+CONTENDERS = ("generate", "plain", "lookup", "redraft")
+NEAR_TIE = 0.5
+_MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is made with; `temperature` None is greedy, `max_nodes` None leaves it to the drafter."""
+
+    new_tokens: int = 128
+    temperature: float | None = None
+    max_nodes: int | None = None
+    adaptive: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: its task, and its ids int64[1, n]."""
+
+    task: str
+    ids: torch.Tensor
+
+
+@dataclass
+class Answer:
+    """What one contender made of one prompt. `gap` is that of the two best logits where the text left its reference."""
+
+    task: str
+    contender: str
+    tokens: int
+    steps: int
+    seconds: float
+    outside_tokens: int = 0  # tokens and steps that did not start in a repetition loop
+    outside_steps: int = 0
+    same: bool = True
+    gap: float | None = None
+    drafted: int = 0
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+    accepted_by_depth: dict[int, int] = field(default_factory=dict)
+    gated_steps: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def task_of(category: str) -> str:
+    """Spec-Bench's six tasks: the eight categories of MT-bench count as one."""
+    return "mt_bench" if category in _MT_BENCH else category
+
+
+def clock_name() -> str:
+    """Which clock is used: processor time of this thread, or wall time."""
+    return "thread" if torch.get_num_threads() == 1 and not torch.cuda.is_available() else "wall"
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.thread_time() if clock_name() == "thread" else time.perf_counter()
+
+
+def measure(model, prompts: Iterable[Prompt], drafter, settings: Settings, contenders=CONTENDERS):
+    """Yield the list of answers to each prompt, one for each of `contenders`."""
+    for number, prompt in enumerate(prompts):
+        order = [contenders[(i + number) % len(contenders)] for i in range(len(contenders))]
+        texts, answers = {}, {}
+        for name in order:
+            texts[name], answers[name] = _answer(name, model, prompt, drafter, settings)
+        greedy = settings.temperature is None
+        reference = "generate" if greedy else "plain"
+        for name, answer in answers.items():
+            if greedy or name == "redraft":
+                answer.same, answer.gap = _compare(model, prompt, texts[reference], texts[name])
+        yield [answers[name] for name in contenders]
+
+
+def _answer(name: str, model, prompt: Prompt, drafter, settings: Settings) -> tuple[list[int], Answer]:
+    sampled = settings.temperature is not None
+    if name in ("plain", "redraft"):
+        starts: list[int] = []
+        tokens: list[int] = []
+
+        def note(step) -> None:
+            starts.append(len(tokens))
+            tokens.extend(step.tokens)
+
+        sampling = {"do_sample": True, "temperature": settings.temperature, "seed": settings.seed} if sampled else {}
+        began = _now()
+        result = generate(
+            model,
+            prompt.ids,
+            drafter if name == "redraft" else None,
+            max_new_tokens=settings.new_tokens,
+            max_nodes=settings.max_nodes,
+            adaptive=settings.adaptive,
+            on_step=note,
+            **sampling,
+        )
+        stats = result.stats
+        answer = Answer(prompt.task, name, len(tokens), stats.steps, _now() - began)
+        looping = in_loop(np.array(tokens, np.int32))
+        for start, end in zip(starts[1:], [*starts[2:], len(tokens)]):
+            if not looping[start]:
+                answer.outside_steps += 1
+                answer.outside_tokens += end - start
+        answer.drafted, answer.gated_steps, answer.phases = stats.drafted, stats.gated_steps, dict(stats.seconds)
+        answer.accepted_by_source, answer.accepted_by_depth = (
+            dict(stats.accepted_by_source),
+            dict(stats.accepted_by_depth),
+        )
+        return tokens, answer
+    options = {"do_sample": True, "temperature": settings.temperature, "top_k": 0} if sampled else {"do_sample": False}
+    if name == "lookup":
+        options["prompt_lookup_num_tokens"] = 10
+    torch.manual_seed(settings.seed)
+    forwards = []
+    hook = model.register_forward_hook(lambda *arguments: forwards.append(1))
+    try:
+        began = _now()
+        written = model.generate(
+            prompt.ids, attention_mask=torch.ones_like(prompt.ids), max_new_tokens=settings.new_tokens, **options
+        )
+        seconds = _now() - began
+    finally:
+        hook.remove()
+    tokens = written[0, prompt.ids.shape[1] :].tolist()
+    return tokens, Answer(prompt.task, name, len(tokens), len(forwards) - 1, seconds)
+
+
+def _compare(model, prompt: Prompt, reference: list[int], text: list[int]) -> tuple[bool, float | None]:
+    """Whether two texts are the same, and else the gap of the two best logits where they part."""
+    if text == reference:
+        return True, None
+    parting = next((i for i, (a, b) in enumerate(zip(reference, text)) if a != b), min(len(reference), len(text)))
+    written = torch.tensor([reference[:parting]], dtype=torch.long, device=prompt.ids.device)
+    with torch.inference_mode():
+        logits = model(torch.cat([prompt.ids, written], dim=1), logits_to_keep=1).logits[0, -1].float()
+    best = logits.topk(2).values
+    return False, float(best[0] - best[1])
+
+
+def task_rows(answers: list[Answer]) -> dict[str, dict]:
+    """For each task, and `macro` for the mean over tasks: speed ratios to `generate` and `plain`, tokens per step."""
+    rows = {}
+    for task in dict.fromkeys(answer.task for answer in answers):
+        rows[task] = _row([answer for answer in answers if answer.task == task])
+    numbers = [name for name in next(iter(rows.values())) if name != "prompts"]
+    rows["macro"] = {name: float(np.mean([row[name] for row in rows.values() if name in row])) for name in numbers}
+    rows["macro"]["prompts"] = sum(row["prompts"] for row in rows.values() if "prompts" in row)
+    return rows
+
+
+def _row(answers: list[Answer]) -> dict:
+    by_name = {name: [answer for answer in answers if answer.contender == name] for name in CONTENDERS}
+    by_name = {name: group for name, group in by_name.items() if group}
+    per_token = {
+        name: sum(answer.seconds for answer in group) / max(sum(answer.tokens for answer in group), 1)
+        for name, group in by_name.items()
+    }
+    row: dict = {"prompts": len(next(iter(by_name.values())))}
+    for base in ("generate", "plain"):
+        for name in by_name:
+            if base in per_token and name != base:
+                row[f"{name} / {base}"] = per_token[base] / per_token[name]
+    if "lookup" in per_token and "redraft" in per_token:
+        row["redraft / lookup"] = per_token["lookup"] / per_token["redraft"]
+    for name in ("lookup", "redraft"):
+        if name in by_name:
+            group = by_name[name]
+            row[f"{name} tokens/step"] = sum(a.tokens - 1 for a in group) / max(sum(a.steps for a in group), 1)
+    if "redraft" in by_name:
+        group = by_name["redraft"]
+        row["tokens/step outside loops"] = sum(a.outside_tokens for a in group) / max(
+            sum(a.outside_steps for a in group), 1
+        )
+        row["nodes/step"] = sum(a.drafted for a in group) / max(sum(a.steps for a in group), 1)
+        row["gated share"] = sum(a.gated_steps for a in group) / max(sum(a.steps for a in group), 1)
+        row["same text"] = sum(a.same for a in group) / len(group)
+        total = sum(sum(a.phases.values()) - a.phases["prefill"] for a in group) or 1.0
+        row["overhead"] = (
+            sum(a.phases[p] for a in group for p in PHASES if p not in ("prefill", "forward", "head")) / total
+        )
+    return row

@@ -1,0 +1,202 @@
+"""Measure drafting with a real model.
+
+`redraft bench live` answers prompts with transformers' `generate`, with its prompt lookup, with redraft's loop without
+drafts and with drafts, all in turn in one run, and prints speed ratios by task. Ratios within one run are what counts; with
+OMP_NUM_THREADS=1 processor time is taken, which other processes disturb least.
+
+PROMPTS is JSON lines (.gz or not) with `turns` (the first one is asked) and `category`, as Spec-Bench and MT-bench
+have them; or with `prompt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+__all__ = ["add_live_arguments", "configure", "run", "run_live"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
+    live = benches.add_parser(
+        "live", help="speed, tokens per step and losslessness with a real model", description=__doc__
+    )
+    live.formatter_class = parser.formatter_class
+    add_live_arguments(live)
+
+
+def add_live_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `redraft bench live`, shared with benchmarks/live.py."""
+    parser.add_argument("prompts", type=Path, metavar="PROMPTS", help="JSON lines with turns or prompt")
+    parser.add_argument("--model", required=True, metavar="MODEL", help="a folder, a .gguf file, or a name on the hub")
+    parser.add_argument("--per-task", type=int, default=10, metavar="N", help="prompts of each task")
+    parser.add_argument("--tasks", type=lambda text: text.split(","), metavar="A,B", help="only these tasks")
+    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="length of an answer at most")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="of the model"
+    )
+    parser.add_argument("--temperature", type=float, metavar="T", help="sample at this temperature instead of greedily")
+    parser.add_argument("--index", action="append", default=[], metavar="DIR", help="draft from this index too")
+    parser.add_argument("--max-nodes", type=int, default=32, metavar="N", help="draft budget: most nodes in a tree")
+    parser.add_argument("--fixed", action="store_true", help="verify every drafted node, whatever it costs")
+    parser.add_argument("--only", type=lambda text: text.split(","), metavar="A,B", help="only these contenders")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number to this file")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the result (.png, .svg)")
+
+
+def run(args: argparse.Namespace) -> int:
+    record = run_live(args)
+    if args.json:
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0 if record["lossless"] else 1
+
+
+def run_live(args: argparse.Namespace) -> dict:
+    """Measure, print the table; returns the record."""
+    from tqdm import tqdm
+
+    from redraft.decoding.live_benchmark import CONTENDERS, NEAR_TIE, Settings, clock_name, measure, task_rows
+    from redraft.decoding.loading import load_model
+    from redraft.retrieval.config import DraftConfig
+    from redraft.retrieval.drafter import Drafter
+
+    contenders = tuple(args.only or CONTENDERS)
+    unknown = set(contenders) - set(CONTENDERS)
+    if unknown:
+        raise ValueError(f"--only: wanted some of {', '.join(CONTENDERS)}, got {', '.join(sorted(unknown))}")
+    model, tokenizer = load_model(args.model, dtype=args.dtype)
+    prompts = read_prompts(args.prompts, tokenizer, args.per_task, args.tasks, model.device)
+    settings = Settings(args.new_tokens, args.temperature, adaptive=not args.fixed)
+    config = DraftConfig(vocab_size=int(model.get_output_embeddings().weight.shape[0]), max_nodes=args.max_nodes)
+    answers = []
+    with Drafter(config, indexes=args.index) as drafter:
+        drafter.warmup()
+        warm = Settings(16, args.temperature, adaptive=False)  # compile and touch everything once, unmeasured
+        list(measure(model, prompts[:1], None, warm, contenders))
+        for group in tqdm(measure(model, prompts, drafter, settings, contenders), total=len(prompts), unit="prompt"):
+            answers += group
+    rows = task_rows(answers)
+    print(_table(rows))
+    redraft = [answer for answer in answers if answer.contender == "redraft"]
+    parted = [answer.gap for answer in redraft if not answer.same]
+    phases, by_source, by_depth = Counter(), Counter(), Counter()
+    for answer in redraft:
+        phases.update(answer.phases)
+        by_source.update(answer.accepted_by_source)
+        by_depth.update(answer.accepted_by_depth)
+    steps = sum(answer.steps for answer in redraft)
+    if redraft:
+        by_phase = ", ".join(f"{name} {1e3 * seconds / max(steps, 1):.1f}" for name, seconds in phases.items())
+        print(f"milliseconds of wall time per step: {by_phase}")
+        print(
+            f"texts that leave the reference: {len(parted)} of {len(redraft)}, at gaps {[round(gap, 3) for gap in parted]}"
+        )
+    limit = NEAR_TIE if args.dtype in ("bfloat16", "float16") or str(model.dtype) != "torch.float32" else 0.0
+    record = {
+        "settings": asdict(settings) | {"dtype": str(model.dtype).removeprefix("torch."), "max_nodes": args.max_nodes},
+        "device": str(model.device),
+        "threads": _threads(),
+        "clock": clock_name(),
+        "lossless": all(gap < limit for gap in parted) or args.temperature is not None and limit > 0,
+        "gaps where texts part": parted,
+        "tasks": rows,
+        "phases per step": {name: seconds / max(steps, 1) for name, seconds in phases.items()},
+        "accepted by source": dict(by_source.most_common()),
+        "accepted by depth": dict(sorted(by_depth.items())),
+        "answers": [asdict(answer) for answer in answers],
+    }
+    if args.picture:
+        draw(record, args.picture)
+    return record
+
+
+def read_prompts(path: Path, tokenizer, per_task: int, tasks: list[str] | None, device) -> list:
+    """`per_task` prompts of each task, spread evenly over it, tasks taking turns; ids in the chat template."""
+    from redraft.decoding.live_benchmark import Prompt, task_of
+
+    opener = gzip.open if path.suffix == ".gz" else open
+    by_task: dict[str, list[str]] = {}
+    with opener(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+                text = record["turns"][0] if "turns" in record else record["prompt"]
+            except (ValueError, KeyError, IndexError) as error:
+                raise ValueError(f"{path}, line {number}: wanted JSON with turns or prompt ({error!r})") from error
+            by_task.setdefault(task_of(record.get("category", path.name.partition(".")[0])), []).append(text)
+    if tasks:
+        missing = set(tasks) - set(by_task)
+        if missing:
+            raise ValueError(f"--tasks: {', '.join(sorted(missing))} not in {path}; it has {', '.join(by_task)}")
+        by_task = {task: by_task[task] for task in tasks}
+    chosen = {task: texts[:: max(len(texts) // per_task, 1)][:per_task] for task, texts in by_task.items()}
+    prompts = []
+    for place in range(max(map(len, chosen.values()), default=0)):
+        for task, texts in chosen.items():
+            if place < len(texts):
+                chat = [{"role": "user", "content": texts[place]}]
+                encoded = tokenizer.apply_chat_template(
+                    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+                )
+                prompts.append(Prompt(task, encoded["input_ids"].to(device)))
+    if not prompts:
+        raise ValueError(f"{path}: no prompts")
+    return prompts
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _table(rows: dict[str, dict]) -> str:
+    columns = list(rows["macro"])
+    columns.remove("prompts")
+    width = max(map(len, rows))
+    lines = [f"{i}: {name}" for i, name in enumerate(columns, 1)]
+    lines.append(" " * width + "  prompts" + "".join(f"{i:>8}" for i in range(1, len(columns) + 1)))
+    for task, row in rows.items():
+        cells = "".join(f"{row[name]:8.2f}" if name in row else " " * 8 for name in columns)
+        lines.append(f"{task:{width}}  {row['prompts']:7}{cells}")
+    return "\n".join(lines)
+
+
+def draw(record: dict, file: Path) -> None:
+    """Speed-up by task, and accepted tokens by source and by depth."""
+    from redraft.retrieval.errors import import_extra
+
+    matplotlib = import_extra("matplotlib", "dev")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 4.5), layout="constrained", width_ratios=(2, 1, 1))
+    tasks = list(record["tasks"])
+    shown = {"lookup / generate": "#6b7280", "redraft / generate": "#c2410c"}
+    for number, (name, colour) in enumerate(shown.items()):
+        values = [record["tasks"][task].get(name, 0.0) for task in tasks]
+        bars = left.bar([place + 0.4 * number for place in range(len(tasks))], values, 0.4, color=colour, label=name)
+        left.bar_label(bars, fmt="%.2f", fontsize=7)
+    left.axhline(1.0, color="#999999", linestyle=":")
+    left.set_xticks([place + 0.2 for place in range(len(tasks))], tasks, fontsize=8)
+    left.set(ylabel="tokens per second, ratio", title="Speed against model.generate")
+    left.legend(fontsize=8)
+    for axes, key, label in (
+        (middle, "accepted by source", "source"),
+        (right, "accepted by depth", "depth in the tree"),
+    ):
+        counts = record[key]
+        axes.bar(list(map(str, counts)), list(counts.values()), color="#c2410c")
+        axes.tick_params(axis="x", labelrotation=60 if key.endswith("source") else 0, labelsize=8)
+        axes.set(xlabel=label, title="Accepted tokens")
+    settings = record["settings"]
+    figure.suptitle(
+        f"{settings['dtype']} on {record['device']}, {record['threads']} threads", fontsize=9, color="#555555"
+    )
+    figure.savefig(file, dpi=110)
+    print(f"drawn: {file}", file=sys.stderr)
