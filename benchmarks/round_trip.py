@@ -105,7 +105,7 @@ def same(one: DraftTree, other: DraftTree) -> bool:
 
 
 def percentiles(microseconds: np.ndarray) -> dict:
-    return {f"p{q}": round(float(np.percentile(microseconds, q)), 1) for q in (50, 90, 99)}
+    return {f"p{q}": round(float(np.percentile(microseconds, q)), 1) for q in (5, 50, 90, 99)}
 
 
 def measure_batches(client: DraftClient, text: np.ndarray, sizes: list[int], tokens: int) -> dict:
@@ -210,16 +210,13 @@ def main() -> None:
 
 
 def show(record: dict) -> None:
-    print(
-        f"{'batch':>8} {'nodes':>6} {'p50 us':>9} {'p90 us':>9} {'p99 us':>9} {'in process p50':>15} {'x batch 1':>10}"
-    )
+    names = ("batch", "nodes", "p5 us", "p50 us", "p90 us", "p99 us", "in process p50", "x batch 1")
+    print("  ".join(f"{name:>9}" for name in names))
     first = next(iter(record["batches"].values()))["step"]["p50"]
     for size, figures in record["batches"].items():
         step = figures["step"]
-        print(
-            f"{size:>8} {figures['nodes']:>6} {step['p50']:>9} {step['p90']:>9} {step['p99']:>9}"
-            f" {figures['in_process']['p50']:>15} {step['p50'] / first:>10.1f}"
-        )
+        row = (size, figures["nodes"], *step.values(), figures["in_process"]["p50"], round(step["p50"] / first, 1))
+        print("  ".join(f"{value:>{max(9, len(name))}}" for name, value in zip(names, row)))
     for figures in record["bystander"]:
         quiet, disturbed = figures["undisturbed"], figures["disturbed"]
         print(

@@ -113,6 +113,8 @@ class DraftClient:
     def open(self, prompt_ids, namespace: str = "default") -> ClientSession:
         """Start a session. Does not wait: the server reads the prompt while the target model does."""
         self._check_usable()
+        if not isinstance(namespace, str):
+            raise TypeError(f"namespace: wanted a string, got {type(namespace).__name__}")
         prompt = as_tokens(prompt_ids, self._config.vocab_size, what="prompt_ids")
         session = ClientSession(self, next(self._session_ids), prompt, namespace)
         with self._lock:

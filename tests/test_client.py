@@ -152,6 +152,8 @@ def test_the_callers_mistakes_raise_at_once(client, listen):
             session.commit(tokens)
         with pytest.raises(error):
             client.step([(other, [1]), (session, tokens)])
+    with pytest.raises(TypeError, match="namespace: wanted a string, got int"):
+        client.open([1], namespace=1)
     with pytest.raises(TypeError, match="wanted redraft.Candidates"):
         session.commit([1], candidates=[1, 2])
     with pytest.raises(ValueError, match="one-dimensional state"):

@@ -207,6 +207,19 @@ def test_the_command_refuses_a_live_socket_with_exit_code_1(listen):
     assert "Traceback" not in done.stderr
 
 
+def test_the_command_refuses_what_it_cannot_open_with_exit_code_1(listen, tmp_path):
+    done = serve("--listen", f"unix:{tmp_path}/nowhere/s")
+    assert done.returncode == 1 and f"{tmp_path}/nowhere/s: No such file or directory" in done.stderr
+    for arguments, environment in (
+        (["--index", str(tmp_path / "no.index")], {}),
+        ([], {"REDRAFT_INDEX": f"{tmp_path}/no.index:{tmp_path}/none.index"}),
+    ):
+        done = serve("--listen", listen, *arguments, **environment)
+        assert done.returncode == 1 and f"{tmp_path}/no.index" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "text"),
     [
