@@ -59,8 +59,8 @@ def source_words(wanted: int) -> np.ndarray:
 class Target:
     """A target model that writes a given text, one session of a batch."""
 
-    def __init__(self, drafter, text: np.ndarray, seed: int) -> None:
-        self.session = drafter.open(text[:PROMPT])
+    def __init__(self, drafter, text: np.ndarray, seed: int, namespace: str) -> None:
+        self.session = drafter.open(text[:PROMPT], namespace=namespace)
         self._text, self._position = text, PROMPT
         self._random = np.random.default_rng(seed)
         self._tree = DraftTree.empty()
@@ -84,8 +84,8 @@ class Target:
 
 
 def run_batch(drafter, texts: list[np.ndarray], steps: int) -> tuple[np.ndarray, list[DraftTree]]:
-    """Decode a batch; returns microseconds of each step and all trees."""
-    targets = [Target(drafter, text, seed) for seed, text in enumerate(texts)]
+    """Decode a batch with an empty memory; returns microseconds of each step and all trees."""
+    targets = [Target(drafter, text, seed, f"batch of {len(texts)}") for seed, text in enumerate(texts)]
     trees = [DraftTree.empty()] * len(targets)
     microseconds, all_trees = [], []
     for _ in range(steps):
