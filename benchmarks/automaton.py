@@ -191,7 +191,8 @@ def main() -> None:
         "streams": {name: on_stream(make) for name, make in STREAMS.items()},
         "index": as_index(documents, np.concatenate(held_out)),
     }
-    record = provenance("arctic-inference") | {"tokenizer": Path(args.tokenizer).name} | figures
+    setting = {"tokenizer": Path(args.tokenizer).name, "load_average": os.getloadavg()[0]}
+    record = provenance("arctic-inference") | setting | figures
     print(json.dumps(record, indent=1))
     if args.record:
         file = RECORDS / f"automaton-{record['date']}.json"

@@ -301,6 +301,7 @@ def main() -> None:
         folder = Path(folder)
         build(folder / "warm-up.index", documents[:20])  # compiles
         record = provenance("draftretriever") | {"tokenizer": Path(args.tokenizer).name}
+        record["load_average"] = os.getloadavg()[0]
         record["streams"] = {name: on_stream(make) for name, make in STREAMS.items()}
         record["build"] = build(folder / "large.index", documents)
         build(folder / "small.index", part)
