@@ -97,10 +97,10 @@ def measure(model, prompts: Iterable[Prompt], drafter, settings: Settings, conte
         for name in order:
             texts[name], answers[name] = _answer(name, model, prompt, drafter, settings)
         greedy = settings.temperature is None
-        reference = "generate" if greedy else "plain"
+        reference = texts.get("generate" if greedy and "generate" in texts else "plain")
         for name, answer in answers.items():
-            if greedy or name == "redraft":
-                answer.same, answer.gap = _compare(model, prompt, texts[reference], texts[name])
+            if reference is not None and (greedy or name == "redraft"):
+                answer.same, answer.gap = _compare(model, prompt, reference, texts[name])
         yield [answers[name] for name in contenders]
 
 
