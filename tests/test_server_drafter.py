@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 
 import numpy as np
@@ -120,7 +121,7 @@ def test_an_index_is_loaded_and_unloaded_while_sessions_run(listen, index):
         assert Source.CORPUS not in session.draft().sources
 
 
-def test_nothing_is_compiled_after_serving(listen, index):
+def test_nothing_is_compiled_after_serving(listen, index, tmp_path):
     """Everything a client can do meets only kernels, and only types of arguments, that the warm-up has met."""
     with ServerProcess(listen, watch=True) as server:
         with DraftClient(listen, DraftConfig(vocab_size=VOCAB_SIZE), **PATIENT) as client:
@@ -132,9 +133,11 @@ def test_nothing_is_compiled_after_serving(listen, index):
             client.forget("tenant")
             client.load_index(index)
             replay(client, 4)
-            client.load_index(index)  # once more: opened anew
-            client.unload_index(index)
+            shutil.copytree(index, tmp_path / "other.index")
+            client.load_index(tmp_path / "other.index")
             replay(client, 5)
+            client.unload_index(index)
+            replay(client, 6)
             assert not client.stats.fallbacks
         assert server.terminate() == 0
     new = [line for line in server.lines if line.startswith("compiled after ready")]
