@@ -1,4 +1,4 @@
-"""The suffix array at the size people have: build, bytes, memory, opening, lookups warm and cold, beside REST.
+"""The suffix array at the size people have: build, bytes, memory, opening, lookups and drafts, beside REST.
 
     python benchmarks/suffix_array.py --tokens 100000000 --sources /usr/lib ~/.pyenv --record
 
@@ -27,6 +27,8 @@ from automaton import STREAM_TOKENS, STREAMS
 from machine import RECORDS, provenance
 from source_corpus import python_source
 
+from redraft.retrieval.config import DraftConfig
+from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.index_directory import open_index, write_array_index
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.suffix_array import SUCCESSORS, array_advance, array_successors, find
@@ -181,6 +183,25 @@ def check(array, text: np.ndarray) -> None:
             assert hits[array.suffixes[low:high]].all()
 
 
+def drafts(paths: dict[str, Path], text: np.ndarray) -> dict:
+    """Microseconds of a draft of 32 nodes with each index, all pages warm, the indexes in turn; and without any."""
+    times: dict[str, list[int]] = {name: [] for name in paths}
+    for attempt in range(3):
+        for name, path in paths.items():
+            with (
+                Drafter(DraftConfig(), indexes=[path] if path else []) as drafter,
+                drafter.open(text[:2000]) as session,
+            ):
+                for token in text[2000:3000]:
+                    start = perf_counter_ns()
+                    tree = session.draft()
+                    if attempt:  # the first time brings the pages in
+                        times[name].append(perf_counter_ns() - start)
+                    session.commit([token])
+                assert 0 < len(tree) <= 32
+    return {name: percentiles(spent) for name, spent in times.items()}
+
+
 def sharing(path: Path) -> dict:
     """Two processes that walk the same index: what the second holds alone."""
     script = (
@@ -307,6 +328,8 @@ def main() -> None:
         build(folder / "small.index", part)
         record["small"] = {"tokens": sum(map(len, part))} | lookups(folder / "small.index", held_out)
         record["large"] = lookups(folder / "large.index", held_out)
+        indexes = {"without": None, "small": folder / "small.index", "large": folder / "large.index"}
+        record["draft"] = drafts(indexes, held_out)
         record["shared"] = sharing(folder / "large.index")
         record["beside_rest"] = beside_rest(folder, _first(documents, args.rest_tokens), held_out)
     print(json.dumps(record, indent=1))
