@@ -32,7 +32,7 @@ from redraft.client.circuit_breaker import CircuitBreaker
 from redraft.client.client_session import ClientSession, Commit, Seat, checked_candidates, checked_hidden
 from redraft.client.client_stats import ClientStats
 from redraft.client.connection import Connection, Sent
-from redraft.client.messages import add_commit, add_draft, add_open, read_trees
+from redraft.client.messages import add_commit, add_draft, add_open, compile_checks, read_trees
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import IndexFormatError, RedraftError
@@ -93,10 +93,10 @@ class DraftClient:
         self._connection: Connection | None = None
         self._session_ids, self._remote_ids = itertools.count(1), itertools.count(1)
         self._closed = False
-        self._wake, self._connected, self._ngram_ready = threading.Event(), threading.Event(), threading.Event()
+        self._wake, self._connected, self._compiled = threading.Event(), threading.Event(), threading.Event()
         self._trouble = "not connected yet"
         self._ngram = NgramDrafter(self._config)
-        threading.Thread(target=self._warm_ngram, name="redraft-client-warmup", daemon=True).start()
+        threading.Thread(target=self._compile, name="redraft-client-compiler", daemon=True).start()
         self._keeper = threading.Thread(target=self._keep_connected, name="redraft-client", daemon=True)
         self._keeper.start()
         if require and not self.wait_until_ready(_REQUIRE_SECONDS):
@@ -189,7 +189,7 @@ class DraftClient:
     def wait_until_ready(self, seconds: float) -> bool:
         """Wait for the server to be connected (and the fallback to be compiled); False if it is not by then."""
         deadline = time.monotonic() + seconds
-        return self._connected.wait(seconds) and self._ngram_ready.wait(max(0.0, deadline - time.monotonic()))
+        return self._connected.wait(seconds) and self._compiled.wait(max(0.0, deadline - time.monotonic()))
 
     # What sessions call.
 
@@ -355,7 +355,9 @@ class DraftClient:
             return {}, dict.fromkeys(remotes.values(), "late")
         if reply is None:
             return {}, dict.fromkeys(remotes.values(), "lost")
-        found = read_trees(reply.trees, dict.fromkeys(remotes, budget), self._config.vocab_size)
+        found = read_trees(
+            reply.trees, dict.fromkeys(remotes, budget), self._config.vocab_size, compiled=self._compiled.is_set()
+        )
         refused = {error.session_id for error in reply.errors}
         reasons = {
             session_id: "session" if remote in refused else "invalid"
@@ -375,7 +377,7 @@ class DraftClient:
 
     def _fall_back(self, session: ClientSession, max_nodes, min_prob, proposal) -> DraftTree:
         """Draft without the server. Until the kernel is compiled there is only the caller's own proposal."""
-        history = session.tokens if self._ngram_ready.is_set() else session.tokens[:0]
+        history = session.tokens if self._compiled.is_set() else session.tokens[:0]
         budget = self._config.max_nodes if max_nodes is None else max_nodes
         return self._ngram.open(history).draft(budget, min_prob, proposal)
 
@@ -474,9 +476,10 @@ class DraftClient:
             return f"its tokenizer is {info.tokenizer_fingerprint}, ours {ours.tokenizer_fingerprint}"
         return None
 
-    def _warm_ngram(self) -> None:
+    def _compile(self) -> None:
         self._ngram.open(np.array([1, 2, 1], np.int32)).draft()
-        self._ngram_ready.set()
+        compile_checks()
+        self._compiled.set()
 
     def _administer(self, method: str, request):
         connection = self._connection

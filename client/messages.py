@@ -1,8 +1,8 @@
 """Steps into messages, replies into trees: the client's half of `drafting.proto`.
 
-Every tree is checked before anybody uses it, for the server may be wrong or somebody else. A whole batch is checked in
-one pass over all nodes, which costs little more than one tree does; only when that fails is each tree checked by itself
-to tell the good from the bad.
+Every tree is checked before anybody uses it, for the server may be wrong or somebody else. A whole batch is checked by
+one kernel in one pass over all nodes; only when that fails, or while the kernel is not compiled yet, is each tree checked
+by itself.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import numpy as np
 
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
+from redraft.retrieval.kernel import kernel
 from redraft.v1.wire import pack_float32, pack_int32, unpack_float32, unpack_int32
 
-__all__ = ["add_commit", "add_draft", "add_open", "pack_candidates", "read_trees"]
+__all__ = ["add_commit", "add_draft", "add_open", "compile_checks", "pack_candidates", "read_trees"]
+
+_NO_LIMIT = 2**31
 
 
 def add_open(request, remote: int, prompt: bytes, namespace: str) -> None:
@@ -64,22 +67,26 @@ def add_draft(request, remote: int, max_nodes: int | None, min_prob: float | Non
         fields.proposal.tokens = pack_int32(proposal)
 
 
-def read_trees(messages, budgets: dict[int, int], vocab_size: int | None) -> dict[int, DraftTree]:
+def read_trees(messages, budgets: dict[int, int], vocab_size: int | None, *, compiled: bool) -> dict[int, DraftTree]:
     """The trees of a reply by session id, those that keep every promise of `DraftTree`; the others are left out.
 
     `budgets` names the sessions that were asked for, with the most nodes that each may have. A session's second tree
-    in one reply, and a tree for a session that was not asked for, are left out, too.
+    in one reply, and a tree for a session that was not asked for, are left out, too. `compiled`: `compile_checks` has
+    been called; nobody waits for the compiler here.
     """
     wanted = {message.session_id: message for message in reversed(messages) if message.session_id in budgets}
+    if not wanted:
+        return {}
     fields = [(message.tokens, message.parents, message.probs, message.sources) for message in wanted.values()]
     sizes = [len(sources) for *_, sources in fields]
     limits = [budgets[remote] for remote in wanted]
-    if all(len(t) == len(p) == len(q) == 4 * n for (t, p, q, _), n in zip(fields, sizes)):
+    if compiled and all(len(t) == len(p) == len(q) == 4 * n for (t, p, q, _), n in zip(fields, sizes)):
         # joined in a bytearray, so that the arrays belong to the caller and may be written to
-        tokens, parents, probs, sources = (bytearray().join(column) for column in zip(*fields)) if fields else [b""] * 4
+        tokens, parents, probs, sources = (bytearray().join(column) for column in zip(*fields))
         tokens, parents = np.frombuffer(tokens, "<i4"), np.frombuffer(parents, "<i4")
         probs, sources = np.frombuffer(probs, "<f4"), np.frombuffer(sources, np.uint8)
-        if _all_sound(tokens, parents, probs, np.array(sizes, np.int64), np.array(limits, np.int64), vocab_size):
+        limit = _NO_LIMIT if vocab_size is None else vocab_size
+        if _all_sound(tokens, parents, probs, np.array(sizes, np.int64), np.array(limits, np.int64), limit):
             trees, start = {}, 0
             for remote, size in zip(wanted, sizes):
                 cut = slice(start, start + size)
@@ -89,25 +96,37 @@ def read_trees(messages, budgets: dict[int, int], vocab_size: int | None) -> dic
     return _sound_ones(wanted, budgets, vocab_size)
 
 
-def _all_sound(tokens, parents, probs, sizes, limits, vocab_size: int | None) -> bool:
+def compile_checks() -> None:
+    """Compile the check of a batch, so that `read_trees` may use it."""
+    _all_sound(
+        np.zeros(1, "<i4"), np.full(1, -1, "<i4"), np.ones(1, "<f4"), np.ones(1, np.int64), np.ones(1, np.int64), 1
+    )
+
+
+@kernel
+def _all_sound(tokens, parents, probs, sizes, limits, vocab_size):
     """`DraftTree.check` for many trees at once; the arrays hold their nodes one tree after the other."""
-    if (sizes > limits).any():
-        return False
-    n = len(tokens)
-    if n == 0:
-        return True
-    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    place = np.arange(n)
-    if (parents < -1).any() or (parents >= place - starts).any():
-        return False
-    if int(tokens.min()) < 0 or (vocab_size is not None and int(tokens.max()) >= vocab_size):
-        return False
-    if not (probs.min() >= 0 and probs.max() <= 1.0001):  # not a number compares false
-        return False
-    # A node's parent among all nodes; the roots of a tree share a parent that no other tree has.
-    parent = np.where(parents >= 0, parents + starts, n + starts)
-    edges = np.sort(parent << 32 | tokens)
-    return not (edges[1:] == edges[:-1]).any()
+    # Siblings are chained: last_child[node + 1] is a node's youngest child so far, [0] the youngest root.
+    last_child = np.full(len(tokens) + 1, -1, np.int64)
+    elder = np.empty(len(tokens), np.int64)
+    start = 0
+    for tree in range(len(sizes)):
+        if sizes[tree] > limits[tree]:
+            return False
+        last_child[: sizes[tree] + 1] = -1
+        for node in range(sizes[tree]):
+            token, parent, prob = tokens[start + node], parents[start + node], probs[start + node]
+            if not (-1 <= parent < node and 0 <= token < vocab_size and 0.0 <= prob <= 1.0001):
+                return False
+            sibling = last_child[parent + 1]
+            elder[node] = sibling
+            while sibling >= 0:
+                if tokens[start + sibling] == token:
+                    return False
+                sibling = elder[sibling]
+            last_child[parent + 1] = node
+        start += sizes[tree]
+    return True
 
 
 def _sound_ones(wanted: dict, budgets: dict[int, int], vocab_size: int | None) -> dict[int, DraftTree]:

@@ -45,7 +45,7 @@ def from_server(session) -> bool:
 
 def test_a_server_that_was_never_there(listen):
     with DraftClient(listen, CONFIG) as client:
-        assert client._ngram_ready.wait(30)
+        assert client._compiled.wait(30)
         session = client.open(PROMPT)
         started = time.monotonic()
         for number in range(200):
@@ -68,7 +68,7 @@ def test_a_server_that_is_required_but_never_there(listen, monkeypatch):
 
 def test_a_server_that_is_still_warming_up_is_waited_for_in_the_background(listen):
     with running(ScriptedDrafter(warmup_seconds=1.5), listen, wait=False), DraftClient(listen, CONFIG) as client:
-        assert client._ngram_ready.wait(30)
+        assert client._compiled.wait(30)
         session = client.open(PROMPT)
         assert not from_server(session)
         until(lambda: from_server(session))

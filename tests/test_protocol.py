@@ -14,12 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_drafter import BROKEN, VOCAB_SIZE, tree_of
 
-from redraft.client.messages import read_trees
+from redraft.client.messages import compile_checks
+from redraft.client.messages import read_trees as read_trees_of_reply
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1.wire import pack_float32, pack_int32, unpack_float32, unpack_int32
 
 PROTO = Path(__file__).resolve().parent.parent / "proto" / "redraft" / "v1"
+
+
+def read_trees(messages, budgets, vocab_size):
+    """With the kernel and without it: the answer is the same."""
+    compile_checks()
+    trees = read_trees_of_reply(messages, budgets, vocab_size, compiled=True)
+    others = read_trees_of_reply(messages, budgets, vocab_size, compiled=False)
+    assert trees.keys() == others.keys()
+    return trees
 
 
 def message_of(tree: DraftTree, session_id: int = 1) -> pb.DraftTree:
