@@ -13,30 +13,13 @@ import numpy as np
 
 from redraft.client.circuit_breaker import CircuitBreaker
 from redraft.client.connection import Connection
-from redraft.client.messages import pack_candidates
+from redraft.client.outgoing import Commit
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import SessionClosedError
 from redraft.retrieval.tokens import as_tokens
-from redraft.v1.wire import pack_float32, pack_int32
 
-__all__ = ["ClientSession", "Commit", "Seat", "checked_candidates", "checked_hidden"]
-
-
-@dataclass
-class Commit:
-    """A commit that the server has not been told of yet, packed for the wire."""
-
-    start: int
-    tokens: bytes
-    candidates: dict[str, bytes] | None
-    hidden: bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes on the wire, more or less."""
-        candidates = sum(map(len, self.candidates.values())) if self.candidates else 0
-        return len(self.tokens) + candidates + len(self.hidden)
+__all__ = ["ClientSession", "Seat", "checked_candidates", "checked_hidden"]
 
 
 @dataclass
@@ -135,10 +118,7 @@ class ClientSession:
         self._tokens[start:end] = tokens
         self._length = end
         if self.seat is not None:
-            packed = None if candidates is None else pack_candidates(candidates)
-            self.seat.unsent.append(
-                Commit(start, pack_int32(tokens), packed, b"" if hidden is None else pack_float32(hidden))
-            )
+            self.seat.unsent.append(Commit.packed(start, tokens, candidates, hidden))
 
     def cut(self, length: int) -> None:
         """Shorten the history, and queue the truncation if the server has the session."""

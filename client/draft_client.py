@@ -29,10 +29,11 @@ import grpc
 import numpy as np
 
 from redraft.client.circuit_breaker import CircuitBreaker
-from redraft.client.client_session import ClientSession, Commit, Seat, checked_candidates, checked_hidden
+from redraft.client.client_session import ClientSession, Seat, checked_candidates, checked_hidden
 from redraft.client.client_stats import ClientStats
 from redraft.client.connection import Connection, Sent
-from redraft.client.messages import add_commit, add_draft, add_open, compile_checks, read_trees
+from redraft.client.outgoing import Commit, Outgoing
+from redraft.client.replies import compile_checks, read_trees
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import IndexFormatError, RedraftError
@@ -51,7 +52,6 @@ _ADMIN_SECONDS = 120.0
 _BULK_BYTES = 1 << 16  # a message larger than this may take as long as opening a session does
 _POST_COMMITS = 64  # commits that have waited for a draft go without one
 _MOST_UNSENT = 1024  # commits kept for a server that does not answer, before the session is rather opened anew
-_STEP_BYTES = 64  # what a step's framing takes in a message, generously
 
 
 class DraftClient:
@@ -119,7 +119,7 @@ class DraftClient:
         session = ClientSession(self, next(self._session_ids), prompt, namespace)
         with self._lock:
             if self._obstacle() is None:
-                outgoing = _Outgoing(self._connection)
+                outgoing = Outgoing(self._connection)
                 self._take_seat(outgoing, session, reopened=False)
                 outgoing.send()
         return session
@@ -223,7 +223,7 @@ class DraftClient:
         with self._lock:
             seat, connection = session.seat, self._connection
             if seat is not None and seat.connection is connection and connection.alive:
-                outgoing = _Outgoing(connection)
+                outgoing = Outgoing(connection)
                 self._add_unsent(outgoing, session)
                 outgoing.add_close(seat.remote)
                 outgoing.send()
@@ -266,7 +266,7 @@ class DraftClient:
 
     def _ask(self, sessions, max_nodes, min_prob, proposals):
         """Send one message; returns it, the session ids by remote id, reasons why not, and whether to be patient."""
-        outgoing = _Outgoing(self._connection)
+        outgoing = Outgoing(self._connection)
         remotes, reasons, drafts = {}, {}, []
         for session, proposal in zip(sessions, proposals):
             reason = self._bring_up_to_date(outgoing, session)
@@ -281,7 +281,7 @@ class DraftClient:
         sent = outgoing.send()
         return (sent if remotes else None), remotes, reasons, patient
 
-    def _bring_up_to_date(self, outgoing: _Outgoing, session: ClientSession) -> str | None:
+    def _bring_up_to_date(self, outgoing: Outgoing, session: ClientSession) -> str | None:
         """Tell the server all of a session that it does not know; returns why the session cannot draft now."""
         seat = session.seat
         if seat is None or seat.connection is not self._connection:
@@ -296,14 +296,14 @@ class DraftClient:
         self._add_unsent(outgoing, session)
         return None
 
-    def _take_seat(self, outgoing: _Outgoing, session: ClientSession, *, reopened: bool) -> None:
+    def _take_seat(self, outgoing: Outgoing, session: ClientSession, *, reopened: bool) -> None:
         """Open a session on the stream, from its history."""
         connection = self._connection
         # On the stream where it was, the server has closed it and learned its output: now all of it is prompt.
         learned = session.seat is None and session.was_seated
         cut = session.length if learned else session.prompt_length
         prompt, output = pack_int32(session.tokens[:cut]), pack_int32(session.tokens[cut:])
-        if not outgoing.fits(len(prompt) + len(output)):
+        if not outgoing.fits(len(prompt) + len(session.namespace)) or not outgoing.fits(len(output)):
             session.too_large = True
             _log.warning("session %d does not fit into a message: it drafts without the server", session.id)
             return
@@ -311,7 +311,7 @@ class DraftClient:
         connection.seats[session.seat.remote] = session
         outgoing.add_open(session.seat, prompt, session.namespace)
         if output:
-            outgoing.add_commit(session.seat.remote, Commit(cut, output, None, b""))
+            outgoing.add_commit(session.seat.remote, Commit(cut, output))
         self.stats.reopened += session.was_seated
         session.was_seated = True
 
@@ -320,7 +320,7 @@ class DraftClient:
             session.seat.connection.seats.pop(session.seat.remote, None)
             session.seat = None
 
-    def _add_unsent(self, outgoing: _Outgoing, session: ClientSession) -> None:
+    def _add_unsent(self, outgoing: Outgoing, session: ClientSession) -> None:
         for change in session.seat.unsent:
             if isinstance(change, int):
                 outgoing.add_truncate(session.seat.remote, change)
@@ -337,7 +337,7 @@ class DraftClient:
     def _post_unsent(self, session: ClientSession) -> None:
         """Send commits that nobody asks a draft for; give the seat up if they cannot be sent for long."""
         if self._obstacle() is None and session.seat.connection is self._connection:
-            outgoing = _Outgoing(self._connection)
+            outgoing = Outgoing(self._connection)
             self._add_unsent(outgoing, session)
             outgoing.send()
         elif len(session.seat.unsent) > _MOST_UNSENT:
@@ -400,7 +400,7 @@ class DraftClient:
         """Called for every reply, late ones included, with the lock held."""
         self.stats.late_replies += sent.late
         if reply.errors:
-            outgoing = _Outgoing(connection)
+            outgoing = Outgoing(connection)
             for error in reply.errors:
                 session = connection.seats.get(error.session_id)
                 if session is not None:
@@ -503,57 +503,3 @@ class DraftClient:
             raise RedraftError("the client is closed")
         if os.getpid() != self._pid:
             raise RedraftError("this client was made before a fork: make one in the process that uses it")
-
-
-class _Outgoing:
-    """A message being put together; what does not fit in goes ahead in messages of its own. The lock is held."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.total = 0  # bytes of all messages
-        self._connection = connection
-        self._limit = connection.info.max_message_bytes or 4 << 20
-        self._start()
-
-    def _start(self) -> None:
-        self._request, self._opened, self._size = pb.DecodeRequest(), [], 0
-
-    def fits(self, size: int) -> bool:
-        """Whether a step of so many bytes fits into a message at all."""
-        return size + 2 * _STEP_BYTES + 16 <= self._limit
-
-    def add_open(self, seat: Seat, prompt: bytes, namespace: str) -> None:
-        self._make_room(len(prompt) + len(namespace))
-        add_open(self._request, seat.remote, prompt, namespace)
-        self._opened.append(seat)
-
-    def add_commit(self, remote: int, commit: Commit) -> None:
-        self._make_room(commit.size)
-        add_commit(self._request, remote, commit.start, commit.tokens, commit.candidates, commit.hidden)
-
-    def add_truncate(self, remote: int, length: int) -> None:
-        self._make_room(0)
-        self._request.steps.add(session_id=remote).truncate.length = length
-
-    def add_drafts(self, drafts, max_nodes, min_prob) -> None:
-        """Ask for all trees in one message; `drafts` are (seat, proposal)."""
-        self._make_room(sum(_STEP_BYTES + (0 if proposal is None else 12 * len(proposal)) for _, proposal in drafts))
-        for seat, proposal in drafts:
-            add_draft(self._request, seat.remote, max_nodes, min_prob, proposal)
-
-    def add_close(self, remote: int) -> None:
-        self._make_room(0)
-        self._request.steps.add(session_id=remote).close.SetInParent()
-
-    def send(self) -> Sent | None:
-        """Send what is left; None if there is nothing."""
-        if not self._request.steps:
-            return None
-        sent = self._connection.send(self._request, self._opened)
-        self._start()
-        return sent
-
-    def _make_room(self, size: int) -> None:
-        if self._size + size + _STEP_BYTES > self._limit:
-            self.send()
-        self._size += size + _STEP_BYTES
-        self.total += size + _STEP_BYTES

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_drafter import BROKEN, VOCAB_SIZE, tree_of
 
-from redraft.client.messages import compile_checks
-from redraft.client.messages import read_trees as read_trees_of_reply
+from redraft.client.replies import compile_checks
+from redraft.client.replies import read_trees as read_trees_of_reply
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1.wire import pack_float32, pack_int32, unpack_float32, unpack_int32

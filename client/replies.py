@@ -1,4 +1,4 @@
-"""Steps into messages, replies into trees: the client's half of `drafting.proto`.
+"""Replies into trees.
 
 Every tree is checked before anybody uses it, for the server may be wrong or somebody else. A whole batch is checked by
 one kernel in one pass over all nodes; only when that fails, or while the kernel is not compiled yet, is each tree checked
@@ -9,62 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.kernel import kernel
-from redraft.v1.wire import pack_float32, pack_int32, unpack_float32, unpack_int32
+from redraft.v1.wire import unpack_float32, unpack_int32
 
-__all__ = ["add_commit", "add_draft", "add_open", "compile_checks", "pack_candidates", "read_trees"]
+__all__ = ["compile_checks", "read_trees"]
 
 _NO_LIMIT = 2**31
-
-
-def add_open(request, remote: int, prompt: bytes, namespace: str) -> None:
-    """Open session `remote` with a packed prompt."""
-    fields = request.steps.add(session_id=remote).open
-    fields.prompt = prompt
-    fields.namespace = namespace
-
-
-def add_commit(
-    request, remote: int, start: int, tokens: bytes, candidates: dict[str, bytes] | None, hidden: bytes
-) -> None:
-    """Commit packed tokens at position `start`, with packed candidates (`pack_candidates`) and hidden state."""
-    fields = request.steps.add(session_id=remote).commit
-    fields.start = start
-    fields.tokens = tokens
-    if candidates is not None:
-        target = fields.candidates
-        for name, data in candidates.items():
-            setattr(target, name, data)
-    if hidden:
-        fields.hidden = hidden
-
-
-def pack_candidates(candidates: Candidates) -> dict[str, bytes]:
-    """The fields of the message Candidates."""
-    return {
-        "tokens": pack_int32(candidates.tokens),
-        "previous": pack_int32(candidates.previous),
-        "ids": pack_int32(candidates.ids),
-        "probs": pack_float32(candidates.probs),
-    }
-
-
-def add_draft(request, remote: int, max_nodes: int | None, min_prob: float | None, proposal) -> None:
-    """Ask for a tree. `proposal`: None, a DraftTree or int32[n] for a chain."""
-    fields = request.steps.add(session_id=remote).draft
-    fields.SetInParent()
-    if max_nodes is not None:
-        fields.max_nodes = max_nodes
-    if min_prob is not None:
-        fields.min_prob = min_prob
-    if isinstance(proposal, DraftTree):
-        fields.proposal.tokens = pack_int32(proposal.tokens)
-        fields.proposal.parents = pack_int32(proposal.parents)
-        fields.proposal.probs = pack_float32(proposal.probs)
-    elif proposal is not None:
-        fields.proposal.tokens = pack_int32(proposal)
 
 
 def read_trees(messages, budgets: dict[int, int], vocab_size: int | None, *, compiled: bool) -> dict[int, DraftTree]:
