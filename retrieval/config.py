@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from redraft.retrieval.draft_tree import Source
+
 __all__ = ["DraftConfig"]
 
 
@@ -38,3 +40,6 @@ class DraftConfig:
             raise ValueError(f"min_prob: wanted 0 <= min_prob < 1, got {self.min_prob}")
         if not 0 <= self.memory_tokens <= 2**30:
             raise ValueError(f"memory_tokens: wanted 0..1073741824, got {self.memory_tokens}")
+        unknown = sorted({self.disabled} if isinstance(self.disabled, str) else set(self.disabled) - set(Source.NAMES))
+        if unknown:
+            raise ValueError(f"disabled: wanted a set of names out of {', '.join(Source.NAMES)}, got {unknown}")

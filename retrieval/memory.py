@@ -81,10 +81,16 @@ class Memory:
             self._own_blocks(document, entry, before, tail)
             entry.tail = tail
             if done < len(tokens):
-                self.trie = pt.grown(self.trie)
+                self._grow()
         entry.tokens += len(tokens)
         self.n_tokens += len(tokens)
         self._changed += len(tokens)
+
+    def _grow(self) -> None:
+        """Go on in a larger trie, and leave readers the present one whole: they must not meet, in an array that both
+        share, an index that lies beyond an array that only the new one has in its larger size."""
+        larger = pt.grown(self.trie)
+        self.trie = pt.PrefixTrie(*(new.copy() if new is old else new for new, old in zip(larger, self.trie)))
 
     def _own_blocks(self, document: int, entry: _Document, before: int, tail: int) -> None:
         """Note which blocks between two tails belong to the document."""

@@ -15,7 +15,7 @@ from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.errors import SessionClosedError
 from redraft.retrieval.knowledge import new_places, session_bundle
 from redraft.retrieval.token_recycling import learn_rows, new_table
-from redraft.retrieval.tokens import as_tokens
+from redraft.retrieval.tokens import as_count, as_probability, as_tokens
 
 if TYPE_CHECKING:
     from redraft.retrieval.drafter import Drafter
@@ -39,13 +39,21 @@ def _workspace() -> tuple[best_first.Workspace, np.ndarray]:
         return _local.workspace
 
 
+def _own_candidates(candidates: Candidates, vocab_size: int | None) -> Candidates:
+    """Checked against this drafter's vocabulary, in arrays that kernels take (writable ones: one compiled form)."""
+    if not isinstance(candidates, Candidates):
+        raise TypeError(f"candidates: wanted redraft.Candidates or None, got {type(candidates).__name__}")
+    checked = Candidates.checked(candidates.tokens, candidates.previous, candidates.ids, candidates.probs, vocab_size)
+    return Candidates(*(np.array(a) for a in (checked.tokens, checked.previous, checked.ids, checked.probs)))
+
+
 class Session:
     """Made by `Drafter.open`. Sessions may be used from different threads, each by one thread at a time.
 
     Attributes:
         id: int, unique within the drafter.
         namespace: name of the namespace whose memory it shares.
-        length: tokens so far, prompt included.
+        length: tokens so far, prompt included; after `close`, what it was then.
         closed: whether `close` was called.
     """
 
@@ -66,7 +74,7 @@ class Session:
 
     @property
     def length(self) -> int:
-        return int(self._state.now[0])
+        return self._final_length if self.closed else int(self._state.now[0])
 
     def _take_prompt(self, prompt: np.ndarray) -> None:
         """Begin with `prompt`: index it whole, and stand at its end."""
@@ -113,12 +121,8 @@ class Session:
         Raises SessionClosedError, ValueError, TypeError.
         """
         config = self._drafter.config
-        max_nodes = config.max_nodes if max_nodes is None else max_nodes
-        min_prob = config.min_prob if min_prob is None else min_prob
-        if not 0 <= max_nodes <= best_first.MAX_BUDGET:
-            raise ValueError(f"max_nodes: wanted 0..{best_first.MAX_BUDGET}, got {max_nodes}")
-        if not 0 <= min_prob <= 1:
-            raise ValueError(f"min_prob: wanted 0..1, got {min_prob}")
+        max_nodes = as_count(config.max_nodes if max_nodes is None else max_nodes, best_first.MAX_BUDGET, "max_nodes")
+        min_prob = as_probability(config.min_prob if min_prob is None else min_prob, "min_prob")
         with self._lock:
             self._ready()
             self._propose(proposal)
@@ -158,7 +162,10 @@ class Session:
             hidden: the target's projected hidden state; only with a dense index.
         Raises SessionClosedError, ValueError, TypeError; nothing is taken in then.
         """
-        tokens = np.array(as_tokens(tokens, self._drafter.config.vocab_size))
+        vocab_size = self._drafter.config.vocab_size
+        tokens = np.array(as_tokens(tokens, vocab_size))
+        if candidates is not None:
+            candidates = _own_candidates(candidates, vocab_size)
         if hidden is not None:
             raise ValueError("hidden: this drafter has no dense index that could be asked with a hidden state")
         with self._lock:
@@ -189,10 +196,7 @@ class Session:
         if len(self._recycled.keys) == 0:
             self._recycled = new_table(RECYCLED_ROWS)
             self._describe()
-        rows = (
-            np.array(candidates.tokens), np.array(candidates.previous),
-            np.array(candidates.ids), np.array(candidates.probs),
-        )  # fmt: skip
+        rows = candidates.tokens, candidates.previous, candidates.ids, candidates.probs
         learn_rows(self._recycled, *rows)
         learn_rows(self._namespace.recycled, *rows)
 
@@ -207,8 +211,7 @@ class Session:
         """
         with self._lock:
             self._ready()
-            if not 0 <= length <= self.length:
-                raise ValueError(f"truncate: wanted a length of 0..{self.length}, got {length}")
+            length = as_count(length, self.length, "length")
             kept = self.tokens()[:length]
             self._prompt_length = min(self._prompt_length, length)
             self._proposal = _NO_DRAFT
@@ -219,8 +222,9 @@ class Session:
         with self._lock:
             if self.closed:
                 return
+            self._final_length = self.length
             self.closed = True
-            output = self._trie.text[max(self._prompt_length - PROMPT_TAIL, 0) : self.length]
+            output = self._trie.text[max(self._prompt_length - PROMPT_TAIL, 0) : self._final_length]
             with self._namespace.lock:
                 self._namespace.memory.append(self.id, output.copy())
                 self._namespace.publish()

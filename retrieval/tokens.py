@@ -1,13 +1,16 @@
-"""Checks on token ids that come from outside: every public entry point passes what it was given through here once.
+"""Checks on what comes from outside: every public entry point passes what it was given through here once.
 
 Inside the package a token array is int32, one-dimensional, C-contiguous and trusted.
 """
 
 from __future__ import annotations
 
+import numbers
+import operator
+
 import numpy as np
 
-__all__ = ["as_tokens"]
+__all__ = ["as_count", "as_probability", "as_tokens"]
 
 _INT32_MAX = 2**31 - 1
 
@@ -34,3 +37,23 @@ def as_tokens(values, vocab_size: int | None = None, *, what: str = "tokens") ->
         wanted = f"the vocabulary has {vocab_size} ids" if vocab_size is not None else "ids must fit in int32"
         raise ValueError(f"{what}: token id {high} at position {int(array.argmax())} is too large, {wanted}")
     return np.ascontiguousarray(array, np.int32)
+
+
+def as_count(value, most: int, what: str) -> int:
+    """Return a whole number of 0..`most` as an int. Raises TypeError for other types, ValueError beyond the limits."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what}: wanted a whole number of 0..{most}, got {value!r}") from None
+    if not 0 <= count <= most:
+        raise ValueError(f"{what}: wanted 0..{most}, got {count}")
+    return count
+
+
+def as_probability(value, what: str) -> float:
+    """Return a number of 0..1 as a float (kernels are compiled for floats). Raises TypeError, ValueError."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{what}: wanted a number of 0..1, got {value!r}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{what}: wanted 0..1, got {value}")
+    return float(value)

@@ -31,6 +31,9 @@ def step(trie, pointers, place, column, token):
     at = np.int64(pointers[place, column + AT])
     if at < 0:
         return
+    if at >= len(trie.text):  # the memory was forgotten, and a smaller one has begun
+        pointers[place, column + AT] = -1
+        return
     history = pointers[place, column + HISTORY]
     if trie.text[at] == token:
         pointers[place, column + AT] = pt.following(trie, at)
@@ -76,7 +79,7 @@ def seat(trie, pointers, place, column, path, stored, length):
 def add_pointed(ballot, trie, pointers, place, column, slot, base):
     """The token under the pointer is a candidate."""
     at = pointers[place, column + AT]
-    if at < 0:
+    if at < 0 or at >= len(trie.text):
         return
     token = trie.text[at]
     if token < 0:
