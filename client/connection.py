@@ -148,6 +148,7 @@ class Connection:
                 self._waiting.clear()
             self._outgoing.put(None)  # lets gRPC's sending thread go
             self._on_end(self, reason)
+            self._channel.close()
 
     def _take_in(self, reply) -> None:
         sent = self._waiting.pop(reply.step, None)

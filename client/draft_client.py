@@ -32,6 +32,7 @@ from redraft.client.circuit_breaker import CircuitBreaker
 from redraft.client.client_session import ClientSession, Seat, checked_candidates, checked_hidden
 from redraft.client.client_stats import ClientStats
 from redraft.client.connection import Connection, Sent
+from redraft.client.connection_keeper import ConnectionKeeper
 from redraft.client.outgoing import Commit, Outgoing
 from redraft.client.replies import compile_checks, read_trees
 from redraft.retrieval.config import DraftConfig
@@ -47,7 +48,6 @@ __all__ = ["DraftClient"]
 _log = logging.getLogger("redraft.client")
 
 _REQUIRE_SECONDS = 10.0  # how long `require=True` waits for a server
-_HUNG_SECONDS = 10.0  # a stream without an answer for so long is given up
 _ADMIN_SECONDS = 120.0
 _BULK_BYTES = 1 << 16  # a message larger than this may take as long as opening a session does
 _POST_COMMITS = 64  # commits that have waited for a draft go without one
@@ -86,22 +86,20 @@ class DraftClient:
         self._given_config = config
         self._config = config or DraftConfig()
         self._timeout, self._open_timeout = timeout, open_timeout
-        self._credentials = credentials
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._breaker = CircuitBreaker()
-        self._connection: Connection | None = None
         self._session_ids, self._remote_ids = itertools.count(1), itertools.count(1)
         self._closed = False
-        self._wake, self._connected, self._compiled = threading.Event(), threading.Event(), threading.Event()
-        self._trouble = "not connected yet"
+        self._compiled = threading.Event()
         self._ngram = NgramDrafter(self._config)
         threading.Thread(target=self._compile, name="redraft-client-compiler", daemon=True).start()
-        self._keeper = threading.Thread(target=self._keep_connected, name="redraft-client", daemon=True)
-        self._keeper.start()
+        self._keeper = ConnectionKeeper(
+            target, credentials, self._lock, self._breaker, self._mismatch, self._on_connect, self._on_reply
+        )
         if require and not self.wait_until_ready(_REQUIRE_SECONDS):
             self.close()
-            raise ConnectionError(f"no draft server to be used at {target}: {self._trouble}")
+            raise ConnectionError(f"no draft server to be used at {target}: {self._keeper.trouble}")
 
     # The interface of a drafter.
 
@@ -119,7 +117,7 @@ class DraftClient:
         session = ClientSession(self, next(self._session_ids), prompt, namespace)
         with self._lock:
             if self._obstacle() is None:
-                outgoing = Outgoing(self._connection)
+                outgoing = Outgoing(self._keeper.current)
                 self._take_seat(outgoing, session, reopened=False)
                 outgoing.send()
         return session
@@ -164,14 +162,8 @@ class DraftClient:
 
     def close(self) -> None:
         """End the stream, and with it all sessions; closing twice is fine."""
-        with self._lock:
-            self._closed = True
-            connection, self._connection = self._connection, None
-        self._wake.set()
-        if connection is not None:
-            connection.close()
-        if threading.current_thread() is not self._keeper:
-            self._keeper.join(_REQUIRE_SECONDS)
+        self._closed = True
+        self._keeper.close()
 
     def __enter__(self) -> DraftClient:
         return self
@@ -184,12 +176,12 @@ class DraftClient:
     @property
     def connected(self) -> bool:
         """Whether a server answers."""
-        return self._connected.is_set()
+        return self._keeper.connected.is_set()
 
     def wait_until_ready(self, seconds: float) -> bool:
         """Wait for the server to be connected (and the fallback to be compiled); False if it is not by then."""
         deadline = time.monotonic() + seconds
-        return self._connected.wait(seconds) and self._compiled.wait(max(0.0, deadline - time.monotonic()))
+        return self._keeper.connected.wait(seconds) and self._compiled.wait(max(0.0, deadline - time.monotonic()))
 
     # What sessions call.
 
@@ -221,7 +213,7 @@ class DraftClient:
     def close_session(self, session: ClientSession) -> None:
         """Tell the server, if it has the session; nobody waits for that."""
         with self._lock:
-            seat, connection = session.seat, self._connection
+            seat, connection = session.seat, self._keeper.current
             if seat is not None and seat.connection is connection and connection.alive:
                 outgoing = Outgoing(connection)
                 self._add_unsent(outgoing, session)
@@ -234,7 +226,7 @@ class DraftClient:
         self._check_usable()
         max_nodes, min_prob = self._limits(max_nodes, min_prob)
         with self._lock:
-            connection, obstacle = self._connection, self._obstacle()
+            connection, obstacle = self._keeper.current, self._obstacle()
             if obstacle is None:
                 sent, remotes, reasons, patient = self._ask(sessions, max_nodes, min_prob, proposals)
             else:
@@ -256,9 +248,9 @@ class DraftClient:
 
     def _obstacle(self) -> str | None:
         """Why the server cannot be asked now; None if it can."""
-        if self._connection is None or not self._connection.alive:
+        if self._keeper.current is None or not self._keeper.current.alive:
             return "unconnected"
-        if self._connection.behind:
+        if self._keeper.current.behind:
             return "behind"
         if not self._breaker.allows():
             return "paused"
@@ -266,7 +258,7 @@ class DraftClient:
 
     def _ask(self, sessions, max_nodes, min_prob, proposals):
         """Send one message; returns it, the session ids by remote id, reasons why not, and whether to be patient."""
-        outgoing = Outgoing(self._connection)
+        outgoing = Outgoing(self._keeper.current)
         remotes, reasons, drafts = {}, {}, []
         for session, proposal in zip(sessions, proposals):
             reason = self._bring_up_to_date(outgoing, session)
@@ -284,7 +276,7 @@ class DraftClient:
     def _bring_up_to_date(self, outgoing: Outgoing, session: ClientSession) -> str | None:
         """Tell the server all of a session that it does not know; returns why the session cannot draft now."""
         seat = session.seat
-        if seat is None or seat.connection is not self._connection:
+        if seat is None or seat.connection is not self._keeper.current:
             if session.too_large:
                 return "too_large"
             if not session.retry.allows():
@@ -298,7 +290,7 @@ class DraftClient:
 
     def _take_seat(self, outgoing: Outgoing, session: ClientSession, *, reopened: bool) -> None:
         """Open a session on the stream, from its history."""
-        connection = self._connection
+        connection = self._keeper.current
         # On the stream where it was, the server has closed it and learned its output: now all of it is prompt.
         learned = session.seat is None and session.was_seated
         cut = session.length if learned else session.prompt_length
@@ -325,7 +317,7 @@ class DraftClient:
             if isinstance(change, int):
                 outgoing.add_truncate(session.seat.remote, change)
                 continue
-            if change.hidden and not self._connection.info.hidden_size:
+            if change.hidden and not self._keeper.current.info.hidden_size:
                 change.hidden = b""
                 self.stats.hidden_dropped += 1
             if not outgoing.fits(change.size):
@@ -336,8 +328,8 @@ class DraftClient:
 
     def _post_unsent(self, session: ClientSession) -> None:
         """Send commits that nobody asks a draft for; give the seat up if they cannot be sent for long."""
-        if self._obstacle() is None and session.seat.connection is self._connection:
-            outgoing = Outgoing(self._connection)
+        if self._obstacle() is None and session.seat.connection is self._keeper.current:
+            outgoing = Outgoing(self._keeper.current)
             self._add_unsent(outgoing, session)
             outgoing.send()
         elif len(session.seat.unsent) > _MOST_UNSENT:
@@ -412,58 +404,12 @@ class DraftClient:
         for seat in sent.opened:
             seat.ready = True
 
-    def _on_end(self, connection: Connection, reason: str) -> None:
-        with self._lock:
-            if self._connection is not connection:
-                return
-            self._connection = None
-            self._connected.clear()
-            self._breaker.failure()
-            self._trouble = reason
-        _log.warning("lost the draft server at %s (%s): going on without it", self.target, reason)
-        self._wake.set()
-
-    def _keep_connected(self) -> None:
-        while not self._closed:
-            self._wake.clear()
-            connection = self._connection
-            if connection is None:
-                if self._breaker.allows():
-                    self._connect()
-                else:
-                    self._wake.wait(self._breaker.remaining())
-                continue
-            if connection.overdue() > _HUNG_SECONDS:
-                connection.abort()
-            self._wake.wait(_HUNG_SECONDS / 4)
-
-    def _connect(self) -> None:
-        try:
-            connection = Connection(self.target, self._credentials, self._lock, self._on_reply, self._on_end)
-        except grpc.RpcError as error:
-            self._trouble = f"{error.code().name}: {error.details()}"
-            self._breaker.failure()
-            return
-        mismatch = self._mismatch(connection.info)
-        with self._lock:
-            if mismatch is None and not self._closed and connection.alive:
-                self._adopt(connection)
-                return
-        if mismatch is not None and mismatch != self._trouble:
-            _log.warning("the draft server at %s is not used: %s", self.target, mismatch)
-            self._trouble = mismatch
-        self._breaker.failure()
-        connection.close()
-
-    def _adopt(self, connection: Connection) -> None:
-        """Use a new connection; sessions find out at their next draft. The lock is held."""
+    def _on_connect(self, connection: Connection) -> None:
+        """Called for every new connection, with the lock held; sessions find out at their next draft."""
         if self._given_config is None:
             info = connection.info
             self._config = replace(self._config, vocab_size=info.vocab_size or None, max_nodes=info.max_nodes)
-        self._connection = connection
         self.stats.connections += 1
-        self._breaker.try_now()
-        self._connected.set()
 
     def _mismatch(self, info) -> str | None:
         """Why this server is not ours to use; None if it is."""
@@ -482,9 +428,9 @@ class DraftClient:
         self._compiled.set()
 
     def _administer(self, method: str, request):
-        connection = self._connection
+        connection = self._keeper.current
         if connection is None:
-            raise ConnectionError(f"no draft server at {self.target}: {self._trouble}")
+            raise ConnectionError(f"no draft server at {self.target}: {self._keeper.trouble}")
         try:
             return getattr(connection.admin, method)(request, timeout=_ADMIN_SECONDS)
         except grpc.RpcError as error:

@@ -204,7 +204,7 @@ def test_a_server_for_another_model_is_not_used(listen, config, text):
     served = DraftConfig(vocab_size=64, tokenizer_fingerprint="a")
     with running(ScriptedDrafter(config=served), listen):
         with DraftClient(listen, config) as client:
-            until(lambda: client._trouble == text)
+            until(lambda: client._keeper.trouble == text)
             session = client.open([1, 2, 1, 2])
             session.draft()
             assert client.stats.fallbacks["unconnected"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from concurrent import futures
 
@@ -169,7 +170,7 @@ def test_a_server_that_hangs_and_wakes_again(listen):
 
 
 def test_a_server_that_hangs_for_good_is_given_up(listen, monkeypatch):
-    monkeypatch.setattr("redraft.client.draft_client._HUNG_SECONDS", 0.5)
+    monkeypatch.setattr("redraft.client.connection_keeper._HUNG_SECONDS", 0.5)
     with DraftClient(listen, CONFIG, timeout=0.1, open_timeout=5.0) as client:
         with ServerProcess(listen, script="count_up") as server:
             assert client.wait_until_ready(30)
@@ -369,3 +370,15 @@ def test_hidden_states_stay_here_when_the_server_takes_none(listen):
         session.commit([1], hidden=np.zeros(2))
         assert from_server(session)
         assert drafter.sessions[1].hidden == [None] and client.stats.hidden_dropped == 1
+
+
+def test_nothing_piles_up_while_servers_come_and_go(listen):
+    with DraftClient(listen, CONFIG, **PATIENT) as client:
+        counts = []
+        for _ in range(8):
+            with running(ScriptedDrafter(), listen):
+                session = client.open(PROMPT)
+                until(lambda session=session: from_server(session))
+                counts.append(threading.active_count())
+            until(lambda: not client.connected)
+        assert max(counts) <= counts[1] + 2
