@@ -52,7 +52,10 @@ def score(logits: torch.Tensor, hidden: torch.Tensor | None, head: torch.Tensor 
     """
     count = min(TOP, logits.shape[-1])
     values, ids = _top(logits, count)
-    total = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
+    greatest = values[:, :1]
+    # log-sum-exp in the logits' own dtype, summed in float32: no float32 copy of all logits, and rounding averages out
+    sums = (logits - greatest).exp_().sum(-1, keepdim=True, dtype=torch.float32)
+    total = greatest.float() + sums.log()
     values = values.float()
     if head is not None:
         values = torch.bmm(head[ids].float(), hidden.float()[..., None]).squeeze(-1)

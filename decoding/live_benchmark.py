@@ -47,21 +47,26 @@ class Settings:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: its task, and its ids int64[1, n]."""
+    """One prompt or a left-padded batch of them: their task, ids int64[rows, n], mask int64[rows, n]."""
 
     task: str
     ids: torch.Tensor
+    mask: torch.Tensor
 
 
 @dataclass
 class Answer:
-    """What one contender made of one prompt. `gap` is that of the two best logits where the text left its reference."""
+    """What one contender made of one prompt or batch; steps are counted once per row that takes part.
+
+    `gap` is that of the two best logits where a text left its reference (the widest, in a batch).
+    """
 
     task: str
     contender: str
     tokens: int
     steps: int
     seconds: float
+    rows: int = 1
     outside_tokens: int = 0  # tokens and steps that did not start in a repetition loop
     outside_steps: int = 0
     same: bool = True
@@ -104,41 +109,10 @@ def measure(model, prompts: Iterable[Prompt], drafter, settings: Settings, conte
         yield [answers[name] for name in contenders]
 
 
-def _answer(name: str, model, prompt: Prompt, drafter, settings: Settings) -> tuple[list[int], Answer]:
-    sampled = settings.temperature is not None
+def _answer(name: str, model, prompt: Prompt, drafter, settings: Settings) -> tuple[list[list[int]], Answer]:
     if name in ("plain", "redraft"):
-        starts: list[int] = []
-        tokens: list[int] = []
-
-        def note(step) -> None:
-            starts.append(len(tokens))
-            tokens.extend(step.tokens)
-
-        sampling = {"do_sample": True, "temperature": settings.temperature, "seed": settings.seed} if sampled else {}
-        began = _now()
-        result = generate(
-            model,
-            prompt.ids,
-            drafter if name == "redraft" else None,
-            max_new_tokens=settings.new_tokens,
-            max_nodes=settings.max_nodes,
-            adaptive=settings.adaptive,
-            on_step=note,
-            **sampling,
-        )
-        stats = result.stats
-        answer = Answer(prompt.task, name, len(tokens), stats.steps, _now() - began)
-        looping = in_loop(np.array(tokens, np.int32))
-        for start, end in zip(starts[1:], [*starts[2:], len(tokens)]):
-            if not looping[start]:
-                answer.outside_steps += 1
-                answer.outside_tokens += end - start
-        answer.drafted, answer.gated_steps, answer.phases = stats.drafted, stats.gated_steps, dict(stats.seconds)
-        answer.accepted_by_source, answer.accepted_by_depth = (
-            dict(stats.accepted_by_source),
-            dict(stats.accepted_by_depth),
-        )
-        return tokens, answer
+        return _own_answer(name, model, prompt, drafter if name == "redraft" else None, settings)
+    sampled = settings.temperature is not None
     options = {"do_sample": True, "temperature": settings.temperature, "top_k": 0} if sampled else {"do_sample": False}
     if name == "lookup":
         options["prompt_lookup_num_tokens"] = 10
@@ -147,26 +121,71 @@ def _answer(name: str, model, prompt: Prompt, drafter, settings: Settings) -> tu
     hook = model.register_forward_hook(lambda *arguments: forwards.append(1))
     try:
         began = _now()
-        written = model.generate(
-            prompt.ids, attention_mask=torch.ones_like(prompt.ids), max_new_tokens=settings.new_tokens, **options
-        )
+        written = model.generate(prompt.ids, attention_mask=prompt.mask, max_new_tokens=settings.new_tokens, **options)
         seconds = _now() - began
     finally:
         hook.remove()
-    tokens = written[0, prompt.ids.shape[1] :].tolist()
-    return tokens, Answer(prompt.task, name, len(tokens), len(forwards) - 1, seconds)
+    texts = [_up_to_end(row, model) for row in written[:, prompt.ids.shape[1] :].tolist()]
+    steps = sum(len(text) - 1 for text in texts) if len(texts) > 1 else len(forwards) - 1
+    return texts, Answer(prompt.task, name, sum(map(len, texts)), steps, seconds, len(texts))
 
 
-def _compare(model, prompt: Prompt, reference: list[int], text: list[int]) -> tuple[bool, float | None]:
-    """Whether two texts are the same, and else the gap of the two best logits where they part."""
-    if text == reference:
-        return True, None
-    parting = next((i for i, (a, b) in enumerate(zip(reference, text)) if a != b), min(len(reference), len(text)))
-    written = torch.tensor([reference[:parting]], dtype=torch.long, device=prompt.ids.device)
-    with torch.inference_mode():
-        logits = model(torch.cat([prompt.ids, written], dim=1), logits_to_keep=1).logits[0, -1].float()
-    best = logits.topk(2).values
-    return False, float(best[0] - best[1])
+def _own_answer(name: str, model, prompt: Prompt, drafter, settings: Settings) -> tuple[list[list[int]], Answer]:
+    rows = range(len(prompt.ids))
+    starts: list[list[int]] = [[] for _ in rows]
+    texts: list[list[int]] = [[] for _ in rows]
+
+    def note(step) -> None:
+        starts[step.row].append(len(texts[step.row]))
+        texts[step.row].extend(step.tokens)
+
+    sampling = {"do_sample": True, "temperature": settings.temperature, "seed": settings.seed}
+    began = _now()
+    result = generate(
+        model,
+        prompt.ids,
+        drafter,
+        attention_mask=prompt.mask,
+        max_new_tokens=settings.new_tokens,
+        max_nodes=settings.max_nodes,
+        adaptive=settings.adaptive,
+        on_step=note,
+        **(sampling if settings.temperature is not None else {}),
+    )
+    seconds, stats = _now() - began, result.stats
+    answer = Answer(prompt.task, name, sum(map(len, texts)), stats.steps, seconds, len(texts))
+    for text, begins in zip(texts, starts):
+        looping = in_loop(np.array(text, np.int32))
+        for start, end in zip(begins[1:], [*begins[2:], len(text)]):
+            if not looping[start]:
+                answer.outside_steps += 1
+                answer.outside_tokens += end - start
+    answer.drafted, answer.gated_steps, answer.phases = stats.drafted, stats.gated_steps, dict(stats.seconds)
+    answer.accepted_by_source, answer.accepted_by_depth = dict(stats.accepted_by_source), dict(stats.accepted_by_depth)
+    return texts, answer
+
+
+def _up_to_end(text: list[int], model) -> list[int]:
+    """`text` up to its first end token, which is kept; padding behind it is not."""
+    ends = model.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    end = next((place for place, token in enumerate(text) if token in ends), len(text) - 1)
+    return text[: end + 1]
+
+
+def _compare(model, prompt: Prompt, reference: list[list[int]], texts: list[list[int]]) -> tuple[bool, float | None]:
+    """Whether all rows are the same, and else the widest gap of the two best logits where one parts."""
+    gaps = []
+    for row, (expected, text) in enumerate(zip(reference, texts)):
+        if text == expected:
+            continue
+        parting = next((i for i, (a, b) in enumerate(zip(expected, text)) if a != b), min(len(expected), len(text)))
+        written = torch.tensor(expected[:parting], dtype=torch.long, device=prompt.ids.device)
+        ids = torch.cat([prompt.ids[row][prompt.mask[row].bool()], written])
+        with torch.inference_mode():
+            best = model(ids[None], logits_to_keep=1).logits[0, -1].float().topk(2).values
+        gaps.append(float(best[0] - best[1]))
+    return not gaps, max(gaps, default=None)
 
 
 def task_rows(answers: list[Answer]) -> dict[str, dict]:
@@ -197,7 +216,8 @@ def _row(answers: list[Answer]) -> dict:
     for name in ("lookup", "redraft"):
         if name in by_name:
             group = by_name[name]
-            row[f"{name} tokens/step"] = sum(a.tokens - 1 for a in group) / max(sum(a.steps for a in group), 1)
+            stepped = sum(a.tokens - a.rows for a in group)
+            row[f"{name} tokens/step"] = stepped / max(sum(a.steps for a in group), 1)
     if "redraft" in by_name:
         group = by_name["redraft"]
         row["tokens/step outside loops"] = sum(a.outside_tokens for a in group) / max(

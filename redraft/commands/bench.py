@@ -43,6 +43,7 @@ def add_live_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help="sample at this temperature instead of greedily")
     parser.add_argument("--index", action="append", default=[], metavar="DIR", help="draft from this index too")
     parser.add_argument("--max-nodes", type=int, default=32, metavar="N", help="draft budget: most nodes in a tree")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts of a task decoded together")
     parser.add_argument("--fixed", action="store_true", help="verify every drafted node, whatever it costs")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="A,B", help="only these contenders")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number to this file")
@@ -69,8 +70,12 @@ def run_live(args: argparse.Namespace) -> dict:
     unknown = set(contenders) - set(CONTENDERS)
     if unknown:
         raise ValueError(f"--only: wanted some of {', '.join(CONTENDERS)}, got {', '.join(sorted(unknown))}")
+    if args.batch < 1:
+        raise ValueError(f"--batch: wanted 1 or more, got {args.batch}")
+    if args.batch > 1:  # transformers' prompt lookup takes single sequences only
+        contenders = tuple(name for name in contenders if name != "lookup")
     model, tokenizer = load_model(args.model, dtype=args.dtype)
-    prompts = read_prompts(args.prompts, tokenizer, args.per_task, args.tasks, model.device)
+    prompts = read_prompts(args.prompts, tokenizer, args.per_task, args.tasks, args.batch, model.device)
     settings = Settings(args.new_tokens, args.temperature, adaptive=not args.fixed)
     config = DraftConfig(vocab_size=int(model.get_output_embeddings().weight.shape[0]), max_nodes=args.max_nodes)
     answers = []
@@ -98,7 +103,8 @@ def run_live(args: argparse.Namespace) -> dict:
         )
     limit = NEAR_TIE if args.dtype in ("bfloat16", "float16") or str(model.dtype) != "torch.float32" else 0.0
     record = {
-        "settings": asdict(settings) | {"dtype": str(model.dtype).removeprefix("torch."), "max_nodes": args.max_nodes},
+        "settings": asdict(settings)
+        | {"dtype": str(model.dtype).removeprefix("torch."), "max_nodes": args.max_nodes, "batch": args.batch},
         "device": str(model.device),
         "threads": _threads(),
         "clock": clock_name(),
@@ -115,8 +121,8 @@ def run_live(args: argparse.Namespace) -> dict:
     return record
 
 
-def read_prompts(path: Path, tokenizer, per_task: int, tasks: list[str] | None, device) -> list:
-    """`per_task` prompts of each task, spread evenly over it, tasks taking turns; ids in the chat template."""
+def read_prompts(path: Path, tokenizer, per_task: int, tasks: list[str] | None, batch: int, device) -> list:
+    """`per_task` prompts of each task, spread evenly over it, in batches, tasks taking turns; in the chat template."""
     from redraft.decoding.live_benchmark import Prompt, task_of
 
     opener = gzip.open if path.suffix == ".gz" else open
@@ -135,15 +141,18 @@ def read_prompts(path: Path, tokenizer, per_task: int, tasks: list[str] | None, 
             raise ValueError(f"--tasks: {', '.join(sorted(missing))} not in {path}; it has {', '.join(by_task)}")
         by_task = {task: by_task[task] for task in tasks}
     chosen = {task: texts[:: max(len(texts) // per_task, 1)][:per_task] for task, texts in by_task.items()}
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
     prompts = []
-    for place in range(max(map(len, chosen.values()), default=0)):
+    for place in range(0, max(map(len, chosen.values()), default=0), batch):
         for task, texts in chosen.items():
-            if place < len(texts):
-                chat = [{"role": "user", "content": texts[place]}]
+            chats = [[{"role": "user", "content": text}] for text in texts[place : place + batch]]
+            if chats:
                 encoded = tokenizer.apply_chat_template(
-                    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+                    chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
                 )
-                prompts.append(Prompt(task, encoded["input_ids"].to(device)))
+                prompts.append(Prompt(task, encoded["input_ids"].to(device), encoded["attention_mask"].to(device)))
     if not prompts:
         raise ValueError(f"{path}: no prompts")
     return prompts
