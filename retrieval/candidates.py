@@ -34,15 +34,17 @@ class Candidates:
     def checked(cls, tokens, previous, ids, probs, vocab_size: int | None = None) -> Candidates:
         """Build from anything array-like. Raises TypeError or ValueError that names what came and what was wanted."""
         tokens = as_tokens(tokens, vocab_size, what="candidates.tokens")
-        previous = np.ascontiguousarray(previous, np.int32)
+        previous = np.asarray(previous)
         ids = np.asarray(ids)
         probs = np.ascontiguousarray(probs, np.float32)
         if previous.shape != tokens.shape:
             raise ValueError(f"candidates.previous: wanted shape {tokens.shape}, got {previous.shape}")
-        if previous.size and int(previous.min()) < -1:
-            raise ValueError(f"candidates.previous: wanted token ids or -1, got {int(previous.min())}")
         if previous.size:
-            as_tokens(np.maximum(previous, 0), vocab_size, what="candidates.previous")
+            before = as_tokens(np.maximum(previous, 0), vocab_size, what="candidates.previous")
+            if int(previous.min()) < -1:
+                raise ValueError(f"candidates.previous: wanted token ids or -1, got {int(previous.min())}")
+            previous = np.where(previous < 0, np.int32(-1), before)
+        previous = np.ascontiguousarray(previous, np.int32)
         if ids.ndim != 2 or ids.shape[0] != tokens.shape[0]:
             raise ValueError(f"candidates.ids: wanted shape ({tokens.shape[0]}, k), got {ids.shape}")
         if probs.shape != ids.shape:
