@@ -17,7 +17,7 @@ from redraft.client.outgoing import Commit
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import SessionClosedError
-from redraft.retrieval.tokens import as_tokens
+from redraft.retrieval.tokens import as_count, as_tokens
 
 __all__ = ["ClientSession", "Seat", "checked_candidates", "checked_hidden"]
 
@@ -86,9 +86,7 @@ class ClientSession:
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens only. Raises ValueError for a length beyond the present one."""
         self.check_open()
-        if not 0 <= length <= self._length:
-            raise ValueError(f"truncate: wanted a length of 0..{self._length}, got {length}")
-        self._client.truncate_session(self, int(length))
+        self._client.truncate_session(self, as_count(length, self._length, "length"))
 
     def close(self) -> None:
         """End the session; its output joins the namespace's memory. Closing twice is fine."""
@@ -139,11 +137,35 @@ def checked_hidden(hidden) -> np.ndarray | None:
 
 
 def checked_candidates(candidates, vocab_size: int | None) -> Candidates | None:
-    """The candidates as given. Raises TypeError for another type, ValueError for ids outside the vocabulary."""
+    """The candidates as given. Raises TypeError for another type, else what `Candidates.checked` raises."""
     if candidates is None:
         return None
     if not isinstance(candidates, Candidates):
         raise TypeError(f"candidates: wanted redraft.Candidates or None, got {type(candidates).__name__}")
-    as_tokens(candidates.ids.reshape(-1), vocab_size, what="candidates.ids")
-    as_tokens(candidates.tokens, vocab_size, what="candidates.tokens")
-    return candidates
+    if _sound(candidates, vocab_size):
+        return candidates
+    return Candidates.checked(candidates.tokens, candidates.previous, candidates.ids, candidates.probs, vocab_size)
+
+
+def _sound(candidates: Candidates, vocab_size: int | None) -> bool:
+    """Whether all is as `Candidates.checked` wants it, at a third of its cost, which every step would have to pay."""
+    tokens, previous, ids, probs = candidates.tokens, candidates.previous, candidates.ids, candidates.probs
+    limit = 2**31 if vocab_size is None else vocab_size
+    least, most = np.minimum.reduce, np.maximum.reduce
+    return bool(
+        all(getattr(array, "dtype", None) == np.int32 for array in (tokens, previous, ids))
+        and getattr(probs, "dtype", None) == np.float32
+        and tokens.ndim == 1
+        and tokens.shape == previous.shape == ids.shape[:1]
+        and ids.ndim == 2
+        and ids.shape == probs.shape
+        and ids.size
+        and least(tokens) >= 0
+        and most(tokens) < limit
+        and least(previous) >= -1
+        and most(previous) < limit
+        and least(ids, axis=None) >= 0
+        and most(ids, axis=None) < limit
+        and least(probs, axis=None) >= 0  # not a number compares false
+        and most(probs, axis=None) <= 1.0001
+    )

@@ -39,7 +39,7 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import IndexFormatError, RedraftError
 from redraft.retrieval.ngram import NgramDrafter
-from redraft.retrieval.tokens import as_tokens
+from redraft.retrieval.tokens import as_count, as_probability, as_tokens
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1.wire import pack_int32
 
@@ -378,12 +378,12 @@ class DraftClient:
         given = self._given_config
         if max_nodes is None:
             max_nodes = None if given is None else given.max_nodes
-        elif not 0 <= max_nodes <= 512:
-            raise ValueError(f"max_nodes: wanted 0..512, got {max_nodes}")
+        else:
+            max_nodes = as_count(max_nodes, 512, "max_nodes")
         if min_prob is None:
             min_prob = None if given is None else given.min_prob
-        elif not 0 <= min_prob <= 1:
-            raise ValueError(f"min_prob: wanted 0..1, got {min_prob}")
+        else:
+            min_prob = as_probability(min_prob, "min_prob")
         return max_nodes, min_prob
 
     # Replies and connections, in threads of their own.

@@ -136,7 +136,7 @@ def _commit(drafter, stream: StreamSessions, session_id: int, fields, reply, act
             pb.SESSION_ERROR_CODE_POSITION_MISMATCH,
             f"the commit starts at {fields.start} and {kind}, the session has {session.length} tokens",
         )
-    candidates = _candidates(fields.candidates, drafter.config.vocab_size) if fields.HasField("candidates") else None
+    candidates = _candidates(fields.candidates) if fields.HasField("candidates") else None
     hidden = unpack_float32(fields.hidden, "hidden") if fields.hidden else None
     session.commit(tokens, candidates, hidden)
     activity.committed_tokens += len(tokens)
@@ -150,7 +150,7 @@ def _draft(drafter, stream: StreamSessions, session_id: int, fields, reply, acti
     session = _session(stream, session_id)
     max_nodes = fields.max_nodes if fields.HasField("max_nodes") else None
     min_prob = fields.min_prob if fields.HasField("min_prob") else None
-    proposal = _proposal(fields.proposal, drafter.config.vocab_size) if fields.HasField("proposal") else None
+    proposal = _proposal(fields.proposal) if fields.HasField("proposal") else None
     tree = session.draft(max_nodes, min_prob, proposal)
     reply.trees.add(
         session_id=session_id,
@@ -188,7 +188,8 @@ def _session(stream: StreamSessions, session_id: int):
     return held.session
 
 
-def _candidates(fields, vocab_size: int | None) -> Candidates:
+def _candidates(fields) -> Candidates:
+    """The arrays in their shapes; the drafter's session checks what is in them."""
     tokens = unpack_int32(fields.tokens, "candidates.tokens")
     ids = unpack_int32(fields.ids, "candidates.ids")
     rows = len(tokens)
@@ -199,37 +200,17 @@ def _candidates(fields, vocab_size: int | None) -> Candidates:
     if len(probs) != len(ids):
         raise ValueError(f"candidates.probs: wanted {len(ids)} values like ids, got {len(probs)}")
     previous = unpack_int32(fields.previous, "candidates.previous")
-    ids, probs = ids.reshape(shape), probs.reshape(shape)
-    if len(previous) == rows and ids.size and _sound(tokens, previous, ids, probs, vocab_size):
-        return Candidates(tokens, previous, ids, probs)
-    return Candidates.checked(tokens, previous, ids, probs, vocab_size)  # says what is wrong
+    return Candidates(tokens, previous, ids.reshape(shape), probs.reshape(shape))
 
 
-def _sound(tokens, previous, ids, probs, vocab_size: int | None) -> bool:
-    """What `Candidates.checked` asks for, at a third of its cost; the arrays are int32 and float32 and not empty."""
-    least, most = np.minimum.reduce, np.maximum.reduce
-    limit = 2**31 if vocab_size is None else vocab_size
-    return bool(
-        least(tokens) >= 0
-        and most(tokens) < limit
-        and least(previous) >= -1
-        and most(previous) < limit
-        and least(ids, axis=None) >= 0
-        and most(ids, axis=None) < limit
-        and least(probs, axis=None) >= 0  # not a number compares false
-        and most(probs, axis=None) <= 1.0001
-    )
-
-
-def _proposal(fields, vocab_size: int | None):
-    """A DraftTree, or int32[n] where the proposal is a chain."""
+def _proposal(fields):
+    """A DraftTree, or int32[n] where the proposal is a chain; the drafter's session checks it."""
     tokens = unpack_int32(fields.tokens, "proposal.tokens")
     if not fields.parents:
         return tokens
-    tree = DraftTree(
+    return DraftTree(
         tokens,
         unpack_int32(fields.parents, "proposal.parents"),
         unpack_float32(fields.probs, "proposal.probs"),
         np.full(len(tokens), Source.CALLER, np.uint8),
     )
-    return tree.check(vocab_size=vocab_size)

@@ -23,7 +23,7 @@ import numpy as np
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.errors import IndexFormatError, SessionClosedError
-from redraft.retrieval.tokens import as_tokens
+from redraft.retrieval.tokens import as_count, as_tokens
 
 VOCAB_SIZE = 64
 
@@ -154,6 +154,8 @@ class ScriptedSession:
     def draft(self, max_nodes: int | None = None, min_prob: float | None = None, proposal=None) -> DraftTree:
         self._check_open()
         self._drafter.log.append(("draft", self.id, max_nodes, min_prob))
+        if isinstance(proposal, DraftTree):
+            proposal.check(vocab_size=self._drafter.config.vocab_size)
         self.proposals.append(proposal)
         return self._drafter.script(
             self.history.copy(), self._drafter.config.max_nodes if max_nodes is None else max_nodes
@@ -169,8 +171,7 @@ class ScriptedSession:
 
     def truncate(self, length: int) -> None:
         self._check_open()
-        if not 0 <= length <= self.length:
-            raise ValueError(f"truncate: wanted a length of 0..{self.length}, got {length}")
+        length = as_count(length, self.length, "length")
         self._drafter.log.append(("truncate", self.id, length))
         self.history = self.history[:length]
 

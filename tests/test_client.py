@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import shutil
@@ -156,15 +157,33 @@ def test_the_callers_mistakes_raise_at_once(client, listen):
         client.open([1], namespace=1)
     with pytest.raises(TypeError, match="wanted redraft.Candidates"):
         session.commit([1], candidates=[1, 2])
+    for name, array in (
+        ("ids", np.array([[64]], np.int32)),
+        ("tokens", np.array([-1], np.int32)),
+        ("previous", np.array([-2], np.int32)),
+        ("previous", np.array([1, 2], np.int32)),
+        ("probs", np.array([[np.nan]], np.float32)),
+        ("probs", np.array([0.5], np.float32)),
+    ):
+        good = Candidates.checked([1], [-1], [[2]], [[0.5]])
+        with pytest.raises(ValueError, match=f"candidates.{name}"):
+            session.commit([1], dataclasses.replace(good, **{name: array}))
     with pytest.raises(ValueError, match="one-dimensional state"):
         session.commit([1], hidden=np.zeros((2, 2)))
-    with pytest.raises(ValueError, match="wanted a length of 0..1, got 2"):
+    with pytest.raises(ValueError, match="length: wanted 0..1, got 2"):
         session.truncate(2)
     for arguments in ({"max_nodes": -1}, {"max_nodes": 513}, {"min_prob": 1.1}, {"proposal": [64]}):
         with pytest.raises(ValueError):
             session.draft(**arguments)
     with pytest.raises(ValueError, match="only once"):
         client.step([(session, [1]), (session, [1])])
+    for call in (
+        lambda: session.draft(max_nodes=1.5),
+        lambda: session.draft(min_prob="x"),
+        lambda: session.truncate(1.0),
+    ):
+        with pytest.raises(TypeError):
+            call()
     with DraftClient(listen, **PATIENT) as stranger, pytest.raises(ValueError, match="another client"):
         stranger.step([(session, [1])])
     assert (session.length, other.length) == (1, 1)  # nothing of a wrong call was done

@@ -120,7 +120,7 @@ def test_everything_a_step_carries_reaches_the_drafter(listen):
             "INVALID_ARGUMENT",
             "candidates.ids: wanted a multiple of 0",
         ),
-        (truncate(1, 4), "INVALID_ARGUMENT", "wanted a length of 0..3, got 4"),
+        (truncate(1, 4), "INVALID_ARGUMENT", "length: wanted 0..3, got 4"),
         (
             draft(1, proposal=pb.Proposal(tokens=pack_int32([1, 1]), parents=pack_int32([-1, -1]), probs=b"\0" * 8)),
             "INVALID_ARGUMENT",

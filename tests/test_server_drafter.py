@@ -9,8 +9,9 @@ import sys
 import numpy as np
 import pytest
 from scripted_drafter import VOCAB_SIZE
-from serving import TESTS, ServerProcess, running, until
+from serving import TESTS, RawStream, ServerProcess, running, until
 from test_client import PATIENT, same
+from test_server import codes_of, commit, draft, open_
 
 from redraft.client.draft_client import DraftClient
 from redraft.retrieval.candidates import Candidates
@@ -19,7 +20,10 @@ from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.index_directory import write_automaton_index
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
+from redraft.v1 import drafting_pb2 as pb
+from redraft.v1.wire import pack_float32, pack_int32
 
+ONE = pack_int32([1])
 CONFIG = DraftConfig(vocab_size=VOCAB_SIZE)
 
 
@@ -104,6 +108,25 @@ def test_outputs_join_the_memory_of_their_namespace_only(listen):
             assert (answer[20] in tree.tokens) is knows
         client.forget("one")
         assert Source.MEMORY not in client.open(answer[:20], namespace="one").draft().sources
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"candidates": pb.Candidates(tokens=ONE, previous=ONE, ids=pack_int32([-1]), probs=pack_float32([0.5]))},
+        {"candidates": pb.Candidates(tokens=ONE, previous=ONE, ids=pack_int32([64]), probs=pack_float32([0.5]))},
+        {"candidates": pb.Candidates(tokens=ONE, previous=pack_int32([-2]), ids=ONE, probs=pack_float32([0.5]))},
+        {"candidates": pb.Candidates(tokens=ONE, previous=ONE, ids=ONE, probs=pack_float32([float("nan")]))},
+        {"candidates": pb.Candidates(tokens=ONE, ids=ONE, probs=pack_float32([0.5]))},
+        {"hidden": pack_float32([1.0])},
+    ],
+)
+def test_what_the_wire_brings_is_checked_before_anything_is_learned(listen, wrong):
+    with running(Drafter(CONFIG), listen), RawStream(listen) as stream:
+        stream.ask(open_(1, [1, 2, 3]))
+        reply = stream.ask(commit(1, 3, [4], **wrong))
+        assert codes_of(reply) == {1: "INVALID_ARGUMENT"}
+        assert not stream.ask(commit(1, 3, [4]), draft(1)).errors
 
 
 def test_an_index_is_loaded_and_unloaded_while_sessions_run(listen, index):
