@@ -17,7 +17,7 @@ from redraft.client.outgoing import Commit
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import SessionClosedError
-from redraft.retrieval.tokens import as_count, as_tokens
+from redraft.retrieval.tokens import as_count
 
 __all__ = ["ClientSession", "Seat", "checked_candidates", "checked_hidden"]
 
