@@ -1,8 +1,8 @@
 """One calibrated distribution from every source.
 
 For one place in the tree, `gather` collects the candidates and the evidence for each; this function is the list of
-sources. `score` turns evidence into probabilities: with s the strength of a cell, b its bias and w the weights of the
-set of kinds of evidence that name the candidate,
+sources. `score` turns evidence into probabilities: with s the strength of a cell, b its bias, and w the sum of the
+weights of two rows (the kinds of evidence that name the candidate, the situation),
 
     d(c) = w0 + sum over slots of (w s + b)        P(c) = exp d(c) / (1 + sum over candidates of exp d(c'))
 
@@ -29,14 +29,18 @@ from redraft.retrieval.knowledge import CURSOR
 from redraft.retrieval.model import BIAS, RATE, STRENGTH, TRIALS
 from redraft.retrieval.sources import contexts, copy_pointer, corpus, proposal, recycling, track_record
 
-WEIGHT_RATE = 0.005
+WEIGHT_RATE = 0.003
 BIAS_RATE = 0.05
 MAX_TRIALS = 255
+EXACT_TRIALS = 16
 MIN_RATE = 1e-4
+MIN_STRENGTH = math.log(MIN_RATE / (1 - MIN_RATE))
 
 # bits of `enabled`
 _SESSION, _MEMORY, _CORPUS, _POINTER = Source.SESSION, Source.MEMORY, Source.CORPUS, Source.POINTER
 _RECYCLING, _SKIP, _FREQUENT, _CALLER = Source.RECYCLING, Source.SKIP, Source.FREQUENT, Source.CALLER
+
+_LONG_AGO = 1 << 40  # positions in the memory are no times
 
 # columns of Places.pointers
 SESSION_POINTER, MEMORY_POINTER = 0, 3
@@ -94,7 +98,7 @@ def gather(knowledge, places, place, ballot, draft, enabled):
     if _uses(enabled, _SESSION):  # this session's text
         stored, session_length = pt.look_up(knowledge.session, window, filled, path)
         session_total, session_distinct = contexts.add_contexts(
-            ballot, knowledge.session, path, stored, session_length,
+            ballot, knowledge.session, path, stored, session_length, places.now[place],
             ev.SESSION_FIRST, ev.SESSION_NEXT, ev.SESSION_FIRST_CELLS, ev.SESSION_NEXT_CELLS, ev.BY_SESSION,
         )  # fmt: skip
         if _uses(enabled, _POINTER):  # and the passage of it that is being copied
@@ -108,7 +112,7 @@ def gather(knowledge, places, place, ballot, draft, enabled):
     if _uses(enabled, _MEMORY):  # earlier outputs of the namespace
         stored, memory_length = pt.look_up(knowledge.memory, window, filled, path)
         memory_total, memory_distinct = contexts.add_contexts(
-            ballot, knowledge.memory, path, stored, memory_length,
+            ballot, knowledge.memory, path, stored, memory_length, _LONG_AGO,
             ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.BY_MEMORY,
         )  # fmt: skip
         if _uses(enabled, _POINTER):
@@ -135,6 +139,7 @@ def gather(knowledge, places, place, ballot, draft, enabled):
     if _uses(enabled, _FREQUENT):  # the memory's most frequent tokens
         contexts.add_frequent(ballot, knowledge.frequent)
 
+    ballot.header[2] = ev.situation(session_length, memory_length, corpus_length)
     # What a matching source did not name is evidence as well, and so is how long ago a token was used.
     if session_total > 0:
         cell = ev.absent_cell(ev.SESSION_ABSENT_CELLS, session_length, session_total, session_distinct)
@@ -155,13 +160,14 @@ def score(model, ballot):
     """Fill `ballot.scores` with P(candidate) for every candidate."""
     n = ballot.header[0]
     scores, cells, weights = ballot.scores, model.cells, model.weights
+    situation = ballot.header[2]
     total = 1.0
     for row in range(n):
         named_by = ballot.named_by[row]
-        d = np.float32(weights[named_by, ev.N_SLOTS])
+        d = weights[named_by, ev.N_SLOTS] + weights[situation, ev.N_SLOTS]
         for slot in range(ev.N_SLOTS):
             cell = ballot.cells[row, slot]
-            d += weights[named_by, slot] * cells[cell, STRENGTH] + cells[cell, BIAS]
+            d += (weights[named_by, slot] + weights[situation, slot]) * cells[cell, STRENGTH] + cells[cell, BIAS]
         scores[row] = math.exp(min(np.float64(d), 30.0))
         total += scores[row]
     scale = 1.0 / total
@@ -188,21 +194,30 @@ def strongest_slot(model, ballot, row):
 @inner(inline=False)
 def learn(model, ballot, token):
     """The target wrote `token` where `ballot` (scored) was open."""
-    cells, weights = model.cells, model.weights
+    cells, weights, situation = model.cells, model.weights, ballot.header[2]
     for row in range(ballot.header[0]):
         hit = np.float32(1.0 if ballot.tokens[row] == token else 0.0)
         error = hit - np.float32(ballot.scores[row])
         named_by = ballot.named_by[row]
-        weights[named_by, ev.N_SLOTS] += np.float32(WEIGHT_RATE) * error
+        step = np.float32(WEIGHT_RATE) * error
+        weights[named_by, ev.N_SLOTS] += step
+        weights[situation, ev.N_SLOTS] += step
         for slot in range(ev.N_SLOTS):
             cell = ballot.cells[row, slot]
             if cell == 0:
                 continue
-            weights[named_by, slot] += np.float32(WEIGHT_RATE) * error * cells[cell, STRENGTH]
+            step = np.float32(WEIGHT_RATE) * error * cells[cell, STRENGTH]
+            weights[named_by, slot] += step
+            weights[situation, slot] += step
             if not _is_absence(cell):
                 cells[cell, BIAS] += np.float32(BIAS_RATE) * error
             n = min(cells[cell, TRIALS] + np.float32(1.0), np.float32(MAX_TRIALS))
-            p = cells[cell, RATE] + (hit - cells[cell, RATE]) / (n + np.float32(0.5))
+            share = np.float32(1.0) / (n + np.float32(0.5))
+            p = cells[cell, RATE] + (hit - cells[cell, RATE]) * share
             cells[cell, TRIALS], cells[cell, RATE] = n, p
             p = min(max(p, np.float32(MIN_RATE)), np.float32(1.0 - MIN_RATE))
-            cells[cell, STRENGTH] = np.float32(math.log(p / (np.float32(1.0) - p)))
+            if hit > 0 or n < EXACT_TRIALS:
+                cells[cell, STRENGTH] = np.float32(math.log(p / (np.float32(1.0) - p)))
+            else:  # a miss among many trials, by far the most frequent case: the slope of the logit will do
+                weaker = cells[cell, STRENGTH] - share / (np.float32(1.0) - p)
+                cells[cell, STRENGTH] = max(weaker, np.float32(MIN_STRENGTH))

@@ -47,6 +47,7 @@ MAX_CORPORA = 4  # indexes asked at once
 # Which kind of evidence names a candidate: chooses the weights it is judged by.
 BY_SESSION, BY_MEMORY, BY_CORPUS, BY_POINTER, BY_SKIP, BY_RECYCLING, BY_CALLER = (1 << i for i in range(7))
 N_SETS = 1 << 7
+N_SITUATIONS = 6 * 6 * 3  # lengths of the longest matches in session, memory and corpora
 
 # slot that can name a candidate -> Source id reported for a node
 SLOT_SOURCE = np.array(
@@ -60,7 +61,9 @@ SLOT_SOURCE = np.array(
 
 # --- cells -----------------------------------------------------------------------------------------------------------
 N_ORDERS, N_LENGTHS, N_COUNTS, N_RESTS = 3, 10, 5, 7
-_FIRST_CELLS = N_ORDERS * N_LENGTHS * N_COUNTS * N_RESTS * 2
+# Where a successor stands in its context's list, most recent first; of the first, how long ago that was.
+LATEST_OLD, LATEST, LATEST_RECENT, SECOND, EARLIER, N_RECENCIES = range(6)
+_FIRST_CELLS = N_ORDERS * N_LENGTHS * N_COUNTS * N_RESTS * N_RECENCIES
 _NEXT_CELLS = N_LENGTHS * 6 * 8
 _ABSENT_CELLS = N_LENGTHS * 6 * 5
 _POINTER_CELLS = 8 * 16 * 2
@@ -99,7 +102,7 @@ class Ballot(NamedTuple):
 
     tokens: int32[32]; named_by: int32[32]  BY_* bits; cells: int32[32, N_SLOTS]  cell per slot, 0 = none;
     scores: float64[32]  filled by `blend.score`; lookup: int64[128]  open addressing, stamp << 8 | candidate;
-    header: int64[2]  number of candidates, stamp.
+    header: int64[3]  number of candidates, stamp, row of the situation's weights.
     """
 
     tokens: np.ndarray
@@ -117,7 +120,7 @@ def new_ballot() -> Ballot:
         np.zeros((MAX_CANDIDATES, N_SLOTS), np.int32),
         np.zeros(MAX_CANDIDATES, np.float64),
         np.zeros(128, np.int64),
-        np.zeros(2, np.int64),
+        np.array([0, 0, N_SETS], np.int64),
     )
 
 
@@ -209,9 +212,26 @@ def probability_bucket(p):
 
 
 @inner(inline=False)
-def first_cell(base, order, length, count, total, is_latest):
+def first_cell(base, order, length, count, total, recency):
     bucket = (order * N_LENGTHS + length_bucket(length)) * N_COUNTS + count_bucket(count)
-    return base + (bucket * N_RESTS + rest_bucket(max(total - count, 0))) * 2 + is_latest
+    return base + (bucket * N_RESTS + rest_bucket(max(total - count, 0))) * N_RECENCIES + recency
+
+
+@inner(inline=False)
+def recency(rank, distance):
+    """Of the successor at `rank` in its list; `distance` is how many tokens ago the first of the list was used."""
+    if rank:
+        return SECOND if rank == 1 else EARLIER
+    return LATEST_OLD if distance > 1000 else LATEST if distance > 80 else LATEST_RECENT
+
+
+@inner(inline=False)
+def situation(session_length, memory_length, corpus_length):
+    """Row of the weights for the lengths of the three matches."""
+    row = 0 if corpus_length == 0 else 1 if corpus_length < 3 else 2
+    for length in (session_length, memory_length):
+        row = row * 6 + (min(length, 3) if length < 4 else 4 if length < 7 else 5)
+    return N_SETS + row
 
 
 @inner(inline=False)

@@ -1,8 +1,9 @@
 """What is learned: how far each kind of evidence can be trusted, one `Model` per namespace.
 
 A cell holds the hit rate of the candidates it described (`rate` over `trials`), its logit (`strength`) and a
-correction of its own (`bias`). A weight says how much of a slot's strength to believe, by the set of kinds of evidence
-that name the candidate: a pointer that stands alone deserves another weight than one that the memory confirms.
+correction of its own (`bias`). A weight says how much of a slot's strength to believe. It is the sum of two: one by the
+set of kinds of evidence that name the candidate (a pointer that stands alone deserves another weight than one that the
+memory confirms), one by the situation, that is, by how long the matches of session, memory and corpora are.
 `blend.py` reads and teaches these tables. About 1 MB; the start values make an untrained model useful at once.
 """
 
@@ -18,42 +19,76 @@ __all__ = ["BIAS", "CELL_COLUMNS", "RATE", "STRENGTH", "TRIALS", "Model", "new_m
 
 RATE, TRIALS, STRENGTH, BIAS = range(4)  # columns of Model.cells
 CELL_COLUMNS = 4
+START_TRIALS = 5.0  # how much the start values weigh
+START_CONSTANT = 1.0
 
 
 class Model(NamedTuple):
-    """cells: float32[N_CELLS, 4]  RATE, TRIALS, STRENGTH, BIAS; weights: float32[N_SETS, N_SLOTS + 1], last: a constant."""
+    """cells: float32[N_CELLS, 4]  RATE, TRIALS, STRENGTH, BIAS;
+    weights: float32[N_SETS + N_SITUATIONS, N_SLOTS + 1]  one row per set, then one per situation; last: a constant."""
 
     cells: np.ndarray
     weights: np.ndarray
 
 
 def new_model() -> Model:
-    """The state before anything was seen."""
-    rate = np.full(ev.N_CELLS, 0.1)
-    lengths = np.array([1, 2, 3, 4, 5.5, 8, 12, 18, 30, 60])
-    counts = np.array([1, 2, 3.5, 6.5, 12])
+    """The state before anything was seen: start values that are about right for text, code and conversations."""
+    rate = _start_rates()
+    clipped = np.clip(rate, 1e-4, 1 - 1e-4)
+    cells = np.zeros((ev.N_CELLS, CELL_COLUMNS), np.float32)
+    cells[:, RATE], cells[:, TRIALS] = rate, START_TRIALS
+    cells[1:, STRENGTH] = np.log(clipped / (1 - clipped))[1:]
+    return Model(cells, _start_weights())
+
+
+def _start_rates() -> np.ndarray:
+    """float64[N_CELLS]: the hit rate of each cell before it has a trial of its own."""
+    rate = np.full(ev.N_CELLS, 0.04)
+
+    def cells(base: int, *shape: int) -> np.ndarray:
+        return rate[base : base + int(np.prod(shape))].reshape(shape)
+
+    lengths = np.array([1, 2, 3, 4, 5.5, 8, 12, 18, 30, 60])[:, None, None]
+    counts = np.array([1, 2, 3.5, 6.5, 12])[:, None]
     rests = np.array([0, 1, 2, 4, 9, 25, 80])
-    prior = counts[:, None] / (counts[:, None] + rests + (2 / (1 + lengths / 2))[:, None, None])
+    share = counts / (counts + rests + 2.4 / lengths**1.1)
     for base in (ev.SESSION_FIRST_CELLS, ev.MEMORY_FIRST_CELLS, ev.CORPUS_FIRST_CELLS):
-        table = rate[base : base + ev._FIRST_CELLS].reshape(ev.N_ORDERS, ev.N_LENGTHS, ev.N_COUNTS, ev.N_RESTS, 2)
-        table[0] = prior[..., None]
-        table[1:] = 0.3 * prior[..., None]
-    ratios = np.array([0.005, 0.02, 0.065, 0.17, 0.37, 0.65, 0.9, 1.0])
+        table = cells(base, ev.N_ORDERS, ev.N_LENGTHS, ev.N_COUNTS, ev.N_RESTS, ev.N_RECENCIES)
+        table[0, ..., ev.SECOND :] = (share * (0.55 + 0.45 * rests / (rests + 12)))[..., None]
+        table[0, ..., : ev.SECOND] = np.maximum(share * np.where(rests == 0, 1.0, 0.72), 0.07)[..., None]
+        table[1:] = 0.2 * table[0]
+    ratios = np.array([0.06, 0.08, 0.12, 0.22, 0.38, 0.58, 0.75, 0.93])
     for base in (ev.SESSION_NEXT_CELLS, ev.MEMORY_NEXT_CELLS, ev.CORPUS_NEXT_CELLS):
-        rate[base : base + ev._NEXT_CELLS].reshape(-1, 8)[:] = 0.7 * ratios
+        cells(base, ev.N_LENGTHS, 6, 8)[:] = ratios
     for base in (ev.SESSION_ABSENT_CELLS, ev.MEMORY_ABSENT_CELLS, ev.CORPUS_ABSENT_CELLS):
-        rate[base : base + ev._ABSENT_CELLS] = 0.05
+        cells(base, ev.N_LENGTHS, 6, 5)[:] = 0.008
+    runs = np.array([0.2, 0.62, 0.7, 0.78, 0.81, 0.87, 0.92, 0.965])
+    for base in (ev.SESSION_POINTER_CELLS, ev.MEMORY_POINTER_CELLS):
+        table = cells(base, 8, 16, 2)
+        table[:] = runs[:, None, None]
+        table[0, 0, 0] = 0.6  # just seated
+    ranks = np.arange(1, 17)
+    for base in (ev.SESSION_SKIP_CELLS, ev.MEMORY_SKIP_CELLS):
+        cells(base, 6, 4, 6)[:] = (np.array([0.14, 0.2, 0.3, 0.5]) / ranks[:6, None] ** 0.9)[..., None]
+    cells(ev.FREQUENT_CELLS, 16)[:] = 0.045 / ranks**0.6
     by_probability = np.array([0.005, 0.02, 0.06, 0.13, 0.3, 0.5, 0.6, 0.8])
     for base in (ev.RECYCLED_PAIR_CELLS, ev.RECYCLED_CELLS, ev.SUCCESSOR_TABLE_CELLS):
-        rate[base : base + ev._RECYCLED_CELLS].reshape(8, 8)[:] = by_probability
-    rate[ev.CALLER_CELLS : ev.CALLER_CELLS + ev._CALLER_CELLS].reshape(8, 8, 2)[:] = by_probability[:, None, None]
-    clipped = np.clip(rate, 1e-4, 1 - 1e-4)
-    strength = np.log(clipped / (1 - clipped))
-    strength[0] = 0.0
+        cells(base, 8, 8)[:] = by_probability
+    cells(ev.CALLER_CELLS, 8, 8, 2)[:] = by_probability[:, None, None]
+    return rate
+
+
+def _start_weights() -> np.ndarray:
+    """float32[N_SETS + N_SITUATIONS, N_SLOTS + 1]; evidence of a kind that names the candidate counts more."""
     weights = np.full((ev.N_SETS, ev.N_SLOTS + 1), 0.15, np.float32)
-    weights[:, [ev.SESSION_FIRST, ev.MEMORY_FIRST, ev.CORPUS_FIRST]] = 0.35
+    sets = np.arange(ev.N_SETS)
+    for slot, kind in (
+        (ev.SESSION_FIRST, ev.BY_SESSION),
+        (ev.MEMORY_FIRST, ev.BY_MEMORY),
+        (ev.CORPUS_FIRST, ev.BY_CORPUS),
+    ):
+        weights[:, slot] = np.where(sets & kind, 0.28, 0.1)
     weights[:, [ev.RECYCLED_PAIR, ev.RECYCLED, ev.CALLER]] = 0.35
-    weights[:, ev.N_SLOTS] = 0.0
-    cells = np.zeros((ev.N_CELLS, CELL_COLUMNS), np.float32)
-    cells[:, RATE], cells[:, TRIALS], cells[:, STRENGTH] = rate, 2.0, strength
-    return Model(cells, weights)
+    weights[:, [ev.FREQUENT, ev.AGE]] = 0.1
+    weights[:, ev.N_SLOTS] = START_CONSTANT
+    return np.concatenate([weights, np.zeros((ev.N_SITUATIONS, ev.N_SLOTS + 1), np.float32)])

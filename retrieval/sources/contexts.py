@@ -17,10 +17,13 @@ MAX_SUCCESSORS = 16  # read per context
 
 
 @inner(inline=False)
-def add_contexts(ballot, trie, path, stored, length, first_slot, next_slot, first_cells, next_cells, named_by):
+def add_contexts(
+    ballot, trie, path, stored, length, now, first_slot, next_slot, first_cells, next_cells, named_by
+):  # fmt: skip
     """Add the successors of the matched contexts; returns (total, distinct) of the longest, (0, 0) if none matched.
 
-    `path`, `stored`, `length` as `prefix_trie.look_up` gives them.
+    `path`, `stored`, `length` as `prefix_trie.look_up` gives them; `now` is the position of the next token where
+    positions are times, as in a session's own text, else a large number.
     """
     nodes, successors = trie.nodes, trie.successors
     longest_total, longest_distinct = 0, 0
@@ -44,8 +47,8 @@ def add_contexts(ballot, trie, path, stored, length, first_slot, next_slot, firs
             if row >= 0:
                 cells = ballot.cells
                 if cells[row, first_slot] == 0:
-                    is_latest = 1 if rank == 0 else 0
-                    cells[row, first_slot] = ev.first_cell(first_cells, level, match, count, total, is_latest)
+                    recency = ev.recency(rank, now - nodes[node, pt.LAST])
+                    cells[row, first_slot] = ev.first_cell(first_cells, level, match, count, total, recency)
                     ballot.named_by[row] |= named_by
                 elif cells[row, next_slot] == 0:
                     cells[row, next_slot] = ev.next_cell(next_cells, match, count, total)

@@ -43,14 +43,14 @@ def advance(knowledge, places, source, target, token):
 
 
 @inner(inline=False)
-def _vote(ballot, token, count, total, level, match, is_top):
+def _vote(ballot, token, count, total, level, match, rank):
     """One successor of a matched context."""
     row = ev.candidate(ballot, token)
     if row < 0:
         return
     cells = ballot.cells
     if cells[row, ev.CORPUS_FIRST] == 0:
-        cells[row, ev.CORPUS_FIRST] = ev.first_cell(ev.CORPUS_FIRST_CELLS, level, match, count, total, is_top)
+        cells[row, ev.CORPUS_FIRST] = ev.first_cell(ev.CORPUS_FIRST_CELLS, level, match, count, total, ev.recency(rank, 0))
         ballot.named_by[row] |= ev.BY_CORPUS
     elif cells[row, ev.CORPUS_NEXT] == 0:
         cells[row, ev.CORPUS_NEXT] = ev.next_cell(ev.CORPUS_NEXT_CELLS, match, count, total)
@@ -68,7 +68,7 @@ def _add_automaton(ballot, automaton, state, length):
         if total > last_total and end > begin:
             for edge in range(begin, min(end, begin + MAX_SUCCESSORS)):
                 token, count = edges[edge, fa.EDGE_TOKEN], edges[edge, fa.EDGE_COUNT]
-                _vote(ballot, token, count, total, level, match, 1 if edge == begin else 0)
+                _vote(ballot, token, count, total, level, match, edge - begin)
             if level == 0:
                 longest_total, longest_distinct = total, end - begin
             last_total = total
@@ -107,7 +107,7 @@ def _add_array(ballot, knowledge, places, place, index, low, high, length):
     while length > 0 and level < MAX_LEVELS:
         found, distinct = sa.array_successors(array, low, high, length, tokens, counts)
         for rank in range(found):
-            _vote(ballot, tokens[rank], counts[rank], high - low, level, length, 1 if rank == 0 else 0)
+            _vote(ballot, tokens[rank], counts[rank], high - low, level, length, rank)
         if found and level == 0:
             longest_total, longest_distinct = high - low, np.int64(distinct)
         level += 1
