@@ -11,6 +11,7 @@ from tiny_models import VOCAB_SIZE, random_prompts, tiny_model
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from redraft.decoding.generate import generate as generate_adaptively
+from redraft.decoding.successors import successor_table
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
@@ -92,3 +93,16 @@ def test_greedy_text_is_transformers_text_while_the_drafter_learns():
         for prompt in random_prompts(60, seed=67):
             result = generate_adaptively(model, prompt, drafter, max_new_tokens=24)
             assert torch.equal(result.sequences, reference(model, prompt, 24))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_successor_table_is_what_the_model_says_of_each_token(name):
+    model = tiny_model(name)
+    done = []
+    ids, probs = successor_table(model, progress=done.append)
+    with torch.no_grad():
+        contexts = torch.tensor([[1, token] for token in range(VOCAB_SIZE)])
+        expected = model(contexts).logits[:, -1].softmax(-1).topk(8)
+    assert ids.tolist() == expected.indices.tolist()
+    assert torch.allclose(torch.from_numpy(probs), expected.values, atol=1e-5)
+    assert done[-1] == VOCAB_SIZE
