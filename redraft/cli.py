@@ -1,12 +1,13 @@
 """The `redraft` command: one word per thing a user does, each in its own module under `redraft/commands/`.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 whoever read the output has gone (`redraft ... | head`).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from redraft import __version__
@@ -54,7 +55,18 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # here, where a broken pipe can be dealt with, and not at the interpreter's end
+    except BrokenPipeError:
+        # The shell would say the same of a program that the signal has ended. What is left to write goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(argv: list[str]) -> int:
     chosen = next((word for word in argv if word in COMMANDS), None)
     args = _parser(chosen).parse_args(argv)
     try:
@@ -62,6 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("redraft: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise
     except (RedraftError, OSError, ValueError, TypeError) as error:
         print(f"redraft {args.command}: {error}", file=sys.stderr)
         return 1

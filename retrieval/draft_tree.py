@@ -6,9 +6,11 @@ out of the kernels and goes into the verifier, and whoever receives one from out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from redraft.retrieval.provenance import Occurrence, Origin, passages
 
 __all__ = ["DraftTree", "Source"]
 
@@ -38,6 +40,7 @@ class DraftTree:
         parents: int32[n], index of the parent node, -1 for a child of the last committed token; parents[i] < i.
         probs: float32[n], estimated probability that the node and all above it are accepted.
         sources: uint8[n], where each node came from (`Source`).
+        origin: what `provenance` needs to know of the draft, if the drafter says it.
 
     Siblings have different tokens. n = 0 is a valid answer: nothing worth verifying was found.
     """
@@ -46,6 +49,7 @@ class DraftTree:
     parents: np.ndarray
     probs: np.ndarray
     sources: np.ndarray
+    origin: Origin | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -83,6 +87,20 @@ class DraftTree:
             path.append(int(self.tokens[node]))
             node = int(self.parents[node])
         return np.array(path[::-1], np.int32)
+
+    def provenance(self) -> list[Occurrence | None]:
+        """Where in a corpus each node that an index proposed comes from; None for all other nodes.
+
+        Looked up now, in the indexes that were open when the tree was drafted (by a server: that are open now). Takes
+        some microseconds for each node.
+        """
+        places: list[Occurrence | None] = [None] * len(self)
+        nodes = np.flatnonzero(self.sources == Source.CORPUS).tolist()
+        if self.origin is not None and nodes:
+            wanted = passages(self.origin.context, self.tokens, self.parents, nodes)
+            for node, place in zip(nodes, self.origin.locate(wanted)):
+                places[node] = place
+        return places
 
     def check(self, *, vocab_size: int | None = None, max_nodes: int | None = None) -> DraftTree:
         """Return self if every promise of the class holds; raise ValueError that names the first broken one."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 
 import numpy as np
@@ -14,10 +13,10 @@ import numpy as np
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
-from redraft.retrieval.evidence import MAX_CORPORA
-from redraft.retrieval.index_directory import CorpusIndex, open_index
-from redraft.retrieval.knowledge import corpora_bundle
+from redraft.retrieval.index_directory import warm_lookups
 from redraft.retrieval.namespace import Namespace
+from redraft.retrieval.open_indexes import OpenIndexes
+from redraft.retrieval.provenance import Occurrence
 from redraft.retrieval.session import Session
 from redraft.retrieval.token_recycling import WIDTH, new_table
 from redraft.retrieval.tokens import as_tokens
@@ -30,19 +29,17 @@ class Drafter:
 
     Args:
         config: settings; `DraftConfig()` accepts any token id.
-        indexes: directories of corpus indexes, at most 4. The successors of all are candidates; the first index that
-            names a token gives it its evidence.
+        indexes: corpus indexes, or directories that hold several (the shards of one corpus); at most 8 altogether. The
+            successors of all are candidates; the first index that names a token gives it its evidence.
     Raises IndexFormatError for an index that cannot be used, ValueError for too many.
     """
 
     def __init__(self, config: DraftConfig | None = None, indexes=()):
         self.config = config or DraftConfig()
         self.no_recycling = new_table(0)
-        self.successor_ids = np.empty((0, WIDTH), np.int32)
-        self.successor_probs = np.empty((0, WIDTH), np.float32)
         self.enabled = sum(1 << i for i, name in enumerate(Source.NAMES) if name not in self.config.disabled)
-        self._indexes: dict[str, CorpusIndex] = {}
-        self._use_indexes()
+        self.indexes = OpenIndexes(np.empty((0, WIDTH), np.int32), np.empty((0, WIDTH), np.float32))
+        self._indexes_lock = threading.Lock()
         self._namespaces: dict[str, Namespace] = {}
         self._sessions: dict[int, Session] = {}
         self._ids = itertools.count(1)
@@ -104,34 +101,31 @@ class Drafter:
     # --- indexes -----------------------------------------------------------------------------------------------------
     @property
     def index_paths(self) -> list[str]:
-        return list(self._indexes)
+        return self.indexes.paths
 
-    def load_index(self, path) -> CorpusIndex:
-        """Open an index; sessions use it from their next step. An index loaded again is opened anew (hot swap)."""
-        path = os.fspath(path)
-        with self._lock:
-            if path not in self._indexes and len(self._indexes) == MAX_CORPORA:
-                raise ValueError(f"at most {MAX_CORPORA} indexes can be open, got one more: {path}")
-            index = open_index(
+    def load_index(self, path) -> None:
+        """Open an index or a directory of shards; sessions use it from their next step.
+
+        One that is open is opened anew (hot swap); what was open as that path is unmapped when nobody uses it any more.
+        Raises IndexFormatError if it cannot be used, ValueError for too many; what is open stays as it is.
+        """
+        with self._indexes_lock:
+            self.indexes = self.indexes.opening(
                 path, tokenizer_fingerprint=self.config.tokenizer_fingerprint, vocab_size=self.config.vocab_size
             )
-            self._indexes = {**self._indexes, path: index}
-            self._use_indexes()
-        return index
 
     def unload_index(self, path) -> None:
         """Stop using an index; its memory is unmapped when the last session has moved on. Raises KeyError."""
-        with self._lock:
-            path = os.fspath(path)
-            if path not in self._indexes:
-                raise KeyError(f"no index {path} is open; open are: {', '.join(self._indexes) or 'none'}")
-            self._indexes = {other: index for other, index in self._indexes.items() if other != path}
-            self._use_indexes()
+        with self._indexes_lock:
+            self.indexes = self.indexes.without(path)
 
-    def _use_indexes(self) -> None:
-        """Let sessions see the indexes that are open now, from their next step."""
-        indexes = [index.automaton or index.array for index in self._indexes.values()]
-        self.bundle = corpora_bundle(self.successor_ids, self.successor_probs, indexes)
+    def locate(self, passages) -> list[Occurrence | None]:
+        """Where passages occur in the indexes that are open now; see `DraftTree.provenance`, which is the way to ask.
+
+        passages: int32-like[n] each, the token in question last. Raises ValueError and TypeError for bad ids.
+        """
+        vocab_size = self.config.vocab_size
+        return self.indexes.locate([np.array(as_tokens(passage, vocab_size, what="passages")) for passage in passages])
 
     # --- life --------------------------------------------------------------------------------------------------------
     def warmup(self) -> None:
@@ -143,6 +137,7 @@ class Drafter:
                     session.commit([1, 2, 3, 4, 5, 6, 0, 1], Candidates.checked([1], [0], [[2, 3]], [[0.5, 0.2]]))
                     session.draft(proposal=[2, 3])
                 session.truncate(20)
+        warm_lookups()
         other._namespaces["default"].memory.refresh_frequent()
         other.forget("default", 1)
 
@@ -150,8 +145,9 @@ class Drafter:
         """Close all sessions and indexes."""
         for session in list(self._sessions.values()):
             session.close()
-        self._indexes.clear()
-        self._use_indexes()
+        with self._indexes_lock:
+            for path in self.index_paths:
+                self.indexes = self.indexes.without(path)
 
     def __enter__(self) -> Drafter:
         return self

@@ -19,7 +19,7 @@ from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.kernel import inner
 
 MAX_CANDIDATES = 32  # per place in the tree
-MAX_CORPORA = 4  # indexes asked at once
+MAX_CORPORA = 8  # indexes asked at once
 
 # --- slots -----------------------------------------------------------------------------------------------------------
 (

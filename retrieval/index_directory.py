@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from redraft.retrieval.frozen_automaton import (
     FrozenAutomaton,
     as_frozen,
     freeze,
+    frozen_walk,
 )
 from redraft.retrieval.index_format import (
     DOCUMENT_ENDS,
@@ -40,10 +42,26 @@ from redraft.retrieval.index_format import (
     no_progress,
 )
 from redraft.retrieval.index_writer import IndexWriter, describe_file
-from redraft.retrieval.suffix_array import SuffixArray, array_shapes, as_suffix_array, build_suffix_array, mark_starts
+from redraft.retrieval.suffix_array import (
+    SuffixArray,
+    array_shapes,
+    as_suffix_array,
+    build_suffix_array,
+    find,
+    mark_starts,
+)
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
-__all__ = ["CorpusIndex", "open_index", "read_manifest", "verify_index", "write_array_index", "write_automaton_index"]
+__all__ = [
+    "CorpusIndex",
+    "open_index",
+    "open_indexes",
+    "read_manifest",
+    "verify_index",
+    "warm_lookups",
+    "write_array_index",
+    "write_automaton_index",
+]
 
 _MANIFEST_TYPES = {
     "kind": str, "tokenizer": dict, "documents": int, "tokens": int, "max_token": int,
@@ -137,6 +155,18 @@ class CorpusIndex:
         start = int(self.document_ends[document - 1]) if document else 0
         return document, int(position) - start
 
+    def first_occurrence(self, passage: np.ndarray) -> tuple[int, int]:
+        """(position, length) of the longest suffix of `passage` (int32[n > 0]) that occurs; (-1, 0) if none does.
+
+        The position is that of its last token where it occurs first. A suffix array reads all rows of the passage for
+        that: four bytes for each time that it occurs.
+        """
+        if self.automaton is not None:
+            state, length = frozen_walk(self.automaton, passage, len(passage))
+            return int(self.automaton.states[state, FIRST_END]), int(length)
+        low, high, length = find(self.array, passage, len(passage))
+        return (int(self.array.suffixes[low:high].min()) + length - 1, length) if length else (-1, 0)
+
     def close(self) -> None:
         """Let go of the files; what still holds one of the arrays keeps it mapped."""
         self.tokens = self.document_ends = self.automaton = self.array = None
@@ -155,7 +185,9 @@ def read_manifest(path: str | os.PathLike) -> dict:
     try:
         text = file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise IndexFormatError(f"{path}: {_what_is_there(path)}; wanted an index directory with {MANIFEST}") from error
+        raise IndexFormatError(
+            f"{path}: {_what_is_there(path)}; wanted an index directory with {MANIFEST}, or a directory of such"
+        ) from error
     except UnicodeDecodeError as error:
         raise IndexFormatError(f"{file}: not UTF-8 text ({error}); wanted a JSON object") from error
     try:
@@ -247,6 +279,38 @@ def open_index(
     }
     _check_lengths(path, manifest, arrays)
     return CorpusIndex(path, manifest, arrays)
+
+
+def open_indexes(
+    path: str | os.PathLike, *, tokenizer_fingerprint: str | None = None, vocab_size: int | None = None
+) -> list[CorpusIndex]:
+    """The index at `path`, or all indexes in the directory `path`, in order of name (numbers count as numbers).
+
+    The rest is as for `open_index`. In a directory of indexes every folder must be one, hidden ones apart: what a build
+    left behind is an error, for a shard might be missing.
+    """
+    path = Path(path)
+    folders = [folder for folder in path.iterdir() if folder.is_dir()] if path.is_dir() else []
+    folders = sorted((folder for folder in folders if not folder.name.startswith(".")), key=_shard_order)
+    if (path / MANIFEST).exists() or not folders:
+        folders = [path]
+    for folder in folders:
+        if folder != path and re.search(r"\.(work|tmp-\d+|old-\d+)$", folder.name):
+            raise IndexFormatError(f"{folder}: left behind by a build; finish the build, or remove the folder")
+    wanted = {"tokenizer_fingerprint": tokenizer_fingerprint, "vocab_size": vocab_size}
+    return [open_index(folder, **wanted) for folder in folders]
+
+
+def _shard_order(folder: Path) -> list:
+    """part-2 comes before part-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", folder.name)]
+
+
+def warm_lookups() -> None:
+    """Compile (or load) what `CorpusIndex.first_occurrence` runs, on corpora of one token."""
+    for kind, files in KINDS.items():
+        arrays = {name: np.zeros((2 if name == STATES else 1, *row), dtype) for name, (dtype, row) in files.items()}
+        CorpusIndex(Path(), {"kind": kind}, arrays).first_occurrence(np.zeros(1, np.int32))
 
 
 def _check_lengths(path: Path, manifest: dict, arrays: dict[str, np.ndarray]) -> None:

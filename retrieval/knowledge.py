@@ -58,7 +58,7 @@ class Places(NamedTuple):
     """Where each source stands at each place; place 0 is the committed text, place i + 1 node i of the tree.
 
     windows: int32[n, 8]  last tokens, newest first; filled: int32[n]  how many are valid;
-    pointers: int64[n, 6]  copy pointers of session and memory; cursors: int64[n, 12]  in each corpus index;
+    pointers: int64[n, 6]  copy pointers of session and memory; cursors: int64[n, 24]  in each corpus index;
     proposed: int32[n]  node of the caller's draft (-1 its root, -2 none); now: int64[n]  tokens so far;
     path: int32[16]  buffer for look-ups.
     """

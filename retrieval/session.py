@@ -14,6 +14,7 @@ from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.errors import SessionClosedError
 from redraft.retrieval.knowledge import new_places, session_bundle
+from redraft.retrieval.provenance import PASSAGE_TOKENS, Origin
 from redraft.retrieval.token_recycling import learn_rows, new_table
 from redraft.retrieval.tokens import as_count, as_probability, as_tokens
 
@@ -85,7 +86,7 @@ class Session:
             self._tail, done = pt.append_tokens(self._trie, self._tail, prompt, done)
         self._state = new_places(1)
         self._describe()
-        self._corpora = self._drafter.bundle
+        self._indexes = self._drafter.indexes
         end = prompt[-pt.MAX_CONTEXT :]
         self._state.now[0] = len(prompt) - len(end)
         self._follow(end)
@@ -96,14 +97,14 @@ class Session:
 
     def _follow(self, tokens: np.ndarray) -> None:
         namespace = self._namespace.bundle
-        best_first.follow_tokens(self._bundle.addresses, namespace.addresses, self._corpora.addresses, tokens)
+        best_first.follow_tokens(self._bundle.addresses, namespace.addresses, self._indexes.bundle.addresses, tokens)
 
     def _ready(self) -> None:
         """Check that the session is open, and let it stand in the drafter's present indexes."""
         if self.closed:
             raise SessionClosedError(f"session {self.id} is closed")
-        if self._corpora is not self._drafter.bundle:
-            self._corpora = self._drafter.bundle
+        if self._indexes is not self._drafter.indexes:
+            self._indexes = self._drafter.indexes
             here, self._state = self._state, new_places(1)
             self._describe()
             self._follow(here.windows[0, : here.filled[0]][::-1].copy())
@@ -131,12 +132,20 @@ class Session:
             work, addresses = _workspace()
             namespace = self._namespace.bundle
             n = best_first.draft_tree(
-                self._bundle.addresses, namespace.addresses, self._corpora.addresses, addresses,
+                self._bundle.addresses, namespace.addresses, self._indexes.bundle.addresses, addresses,
                 self._proposal.addresses, self._drafter.enabled, max_nodes, min_prob,
             )  # fmt: skip
             return DraftTree(
-                work.tokens[:n].copy(), work.parents[:n].copy(), work.probs[:n].copy(), work.sources[:n].copy()
-            )
+                work.tokens[:n].copy(), work.parents[:n].copy(), work.probs[:n].copy(), work.sources[:n].copy(),
+                self._origin(),
+            )  # fmt: skip
+
+    def _origin(self) -> Origin | None:
+        """What the tree's provenance can be found from."""
+        if not self._indexes.indexes:
+            return None
+        context = self._state.windows[0, : min(self._state.filled[0], PASSAGE_TOKENS - 1)]
+        return Origin(context[::-1].copy(), self._indexes.locate)
 
     def _propose(self, proposal) -> None:
         """Take the caller's draft for this step, to be drafted from and, at the next commit, learned from."""
@@ -181,7 +190,7 @@ class Session:
         namespace, done = self._namespace.bundle, 0
         while done < len(tokens):
             self._tail, done = best_first.learn_tokens(
-                self._bundle.addresses, namespace.addresses, self._corpora.addresses, addresses,
+                self._bundle.addresses, namespace.addresses, self._indexes.bundle.addresses, addresses,
                 self._proposal.addresses, self._drafter.enabled, self._tail, tokens, done,
             )  # fmt: skip
             if done < len(tokens):
@@ -229,7 +238,7 @@ class Session:
                 self._namespace.memory.append(self.id, output.copy())
                 self._namespace.publish()
             self._drafter.discard(self)
-            del self._trie, self._state, self._bundle
+            del self._trie, self._state, self._bundle, self._indexes
 
     def __enter__(self) -> Session:
         return self

@@ -22,6 +22,7 @@ from redraft.server.session_steps import Activity, answer, close_quietly, expect
 from redraft.server.session_table import HeldSession, SessionTable, StreamSessions
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1 import drafting_pb2_grpc as rpc
+from redraft.v1.wire import unpack_int32
 
 __all__ = ["AdminService", "DraftingService"]
 
@@ -87,6 +88,22 @@ class DraftingService(rpc.DraftingServiceServicer):
             open_sessions=len(self.table),
             idle_seconds=self.table.idle_seconds,
             hidden_size=getattr(self.drafter, "hidden_size", 0),
+        )
+
+    async def Locate(self, request, context):
+        await self._admit(context)
+        try:
+            passages = [unpack_int32(passage, "passages") for passage in request.passages]
+            places = await self.run_in_worker(self.drafter.locate, passages)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return pb.LocateResponse(
+            occurrences=[
+                pb.Occurrence()
+                if place is None
+                else pb.Occurrence(index_path=place.index, document=place.document, offset=place.offset)
+                for place in places
+            ]
         )
 
     async def expire_idle_sessions(self) -> None:

@@ -108,9 +108,10 @@ def _add_array(ballot, knowledge, places, place, index, low, high, length):
         found, distinct = sa.array_successors(array, low, high, length, tokens, counts)
         for rank in range(found):
             _vote(ballot, tokens[rank], counts[rank], high - low, level, length, rank)
-        if found and level == 0:
-            longest_total, longest_distinct = high - low, np.int64(distinct)
-        level += 1
+        if found:  # a context that only ends documents is no level, as in the automaton
+            if level == 0:
+                longest_total, longest_distinct = high - low, np.int64(distinct)
+            level += 1
         if level < MAX_LEVELS:
             low, high, length = sa.array_shorten(array, low, high, length, places.windows[place])
     return longest_total, longest_distinct

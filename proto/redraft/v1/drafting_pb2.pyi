@@ -185,6 +185,28 @@ class GetInfoResponse(_message.Message):
     hidden_size: int
     def __init__(self, version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., index_paths: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., open_sessions: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
+class LocateRequest(_message.Message):
+    __slots__ = ("passages",)
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    passages: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, passages: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LocateResponse(_message.Message):
+    __slots__ = ("occurrences",)
+    OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    occurrences: _containers.RepeatedCompositeFieldContainer[Occurrence]
+    def __init__(self, occurrences: _Optional[_Iterable[_Union[Occurrence, _Mapping]]] = ...) -> None: ...
+
+class Occurrence(_message.Message):
+    __slots__ = ("index_path", "document", "offset")
+    INDEX_PATH_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    index_path: str
+    document: int
+    offset: int
+    def __init__(self, index_path: _Optional[str] = ..., document: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
 class LoadIndexRequest(_message.Message):
     __slots__ = ("path",)
     PATH_FIELD_NUMBER: _ClassVar[int]

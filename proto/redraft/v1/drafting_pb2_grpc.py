@@ -50,6 +50,11 @@ class DraftingServiceStub(object):
                 request_serializer=redraft_dot_v1_dot_drafting__pb2.GetInfoRequest.SerializeToString,
                 response_deserializer=redraft_dot_v1_dot_drafting__pb2.GetInfoResponse.FromString,
                 _registered_method=True)
+        self.Locate = channel.unary_unary(
+                '/redraft.v1.DraftingService/Locate',
+                request_serializer=redraft_dot_v1_dot_drafting__pb2.LocateRequest.SerializeToString,
+                response_deserializer=redraft_dot_v1_dot_drafting__pb2.LocateResponse.FromString,
+                _registered_method=True)
 
 
 class DraftingServiceServicer(object):
@@ -77,6 +82,13 @@ class DraftingServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Locate(self, request, context):
+        """Where passages occur in the indexes: the provenance of drafted tokens, for those who want to know.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DraftingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_DraftingServiceServicer_to_server(servicer, server):
                     servicer.GetInfo,
                     request_deserializer=redraft_dot_v1_dot_drafting__pb2.GetInfoRequest.FromString,
                     response_serializer=redraft_dot_v1_dot_drafting__pb2.GetInfoResponse.SerializeToString,
+            ),
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=redraft_dot_v1_dot_drafting__pb2.LocateRequest.FromString,
+                    response_serializer=redraft_dot_v1_dot_drafting__pb2.LocateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class DraftingService(object):
             '/redraft.v1.DraftingService/GetInfo',
             redraft_dot_v1_dot_drafting__pb2.GetInfoRequest.SerializeToString,
             redraft_dot_v1_dot_drafting__pb2.GetInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/redraft.v1.DraftingService/Locate',
+            redraft_dot_v1_dot_drafting__pb2.LocateRequest.SerializeToString,
+            redraft_dot_v1_dot_drafting__pb2.LocateResponse.FromString,
             options,
             channel_credentials,
             insecure,

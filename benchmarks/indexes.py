@@ -1,0 +1,358 @@
+"""Corpus indexes in the drafter: what they add, what they cost, beside REST.
+
+    python benchmarks/indexes.py TRACES --tokenizer T --corpora FOLDER... --record
+    python benchmarks/indexes.py TRACES --tokenizer T --corpora FOLDER... --large-tokens 100000000 --kept TOKENS.npz
+
+The corpora become an index of either kind, and the same documents one of REST (`draftretriever`). Then:
+
+    build     seconds, bytes on disk and peak memory, from token arrays to the finished index
+    lookup    the last four tokens of a text: the most frequent successors (redraft), a search for 32 tokens (REST)
+    replay    recorded outputs, trees of 32 nodes: tokens per step and microseconds a draft, for REST, for redraft with
+              nothing but an index of either kind, and for all of redraft without and with the index
+    shards    a draft with the corpora in 1, 2, 4 and 8 indexes
+    cold      the first 300 drafts with no page of the index in memory, for the corpora and for --large-tokens of Python
+              source; the same drafts again when they are warm
+
+REST runs in a process of its own, as it can abort; it searches as its own loop does, the last 16 tokens first, then fewer,
+down to 2. Single structures at their largest (build, opening, memory shared by processes, drafts with 1M and 100M
+tokens behind them) are measured by `automaton.py` and `suffix_array.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from time import perf_counter, perf_counter_ns
+
+import numpy as np
+from machine import RECORDS, provenance
+from source_corpus import python_source
+from suffix_array import forget_pages, percentiles
+
+from redraft.commands.replay import add_plan_arguments, plan_of
+from redraft.index_builders.build import BuildOptions, build_index
+from redraft.index_builders.tokenizers import load_tokenizer
+from redraft.replay.contenders import Redraft
+from redraft.replay.run import Plan, replay_file
+from redraft.replay.tally import Tally
+from redraft.replay.traces import RememberedTokenizer, load_workload, trace_files
+from redraft.retrieval.config import DraftConfig
+from redraft.retrieval.draft_tree import DraftTree, Source
+from redraft.retrieval.drafter import Drafter
+from redraft.retrieval.frozen_automaton import COUNT, EDGE_START, EDGE_TOKEN, frozen_walk
+from redraft.retrieval.index_directory import open_index, write_array_index, write_automaton_index
+from redraft.retrieval.suffix_array import find, successors
+from redraft.retrieval.suffix_automaton import SuffixAutomaton
+
+NODES = 32
+CONTEXT = 4
+KINDS = ("suffix_automaton", "suffix_array")
+WORKLOADS = ["code_generation", "chat_single", "maths"]
+
+
+# --- REST -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rest:
+    """draftretriever behind the interface that a replay drives: the corpus is all it knows."""
+
+    path: str
+    name: str = "rest"
+
+    def make(self) -> _RestDrafter:
+        """Open the index anew."""
+        return _RestDrafter(self.path)
+
+
+class _RestDrafter:
+    def __init__(self, path: str) -> None:
+        import draftretriever
+
+        self._reader = draftretriever.Reader(path)
+
+    def open(self, prompt: np.ndarray) -> _RestSession:
+        return _RestSession(self._reader, prompt)
+
+    def __enter__(self) -> _RestDrafter:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._reader = None
+
+
+class _RestSession:
+    def __init__(self, reader, prompt: np.ndarray) -> None:
+        self._reader, self._tail = reader, prompt[-16:].tolist()
+
+    def draft(self, max_nodes: int | None = None, min_prob: float | None = None) -> _RestDraft:
+        """The first search that finds anything, for the last 16 tokens, then 15, down to 2."""
+        for span in range(min(16, len(self._tail)), 1, -1):
+            paths, *_ = self._reader.search(self._tail[-span:], choices=max_nodes or NODES)
+            if paths:
+                return _RestDraft(paths)
+        return _RestDraft([])
+
+    def commit(self, tokens: np.ndarray) -> None:
+        self._tail = (self._tail + tokens.tolist())[-16:]
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _RestDraft:
+    paths: list[list[int]]  # from the root down, filled up with -2
+
+    def tree(self) -> DraftTree:
+        """The same as arrays; it names no probabilities."""
+        nodes: dict[tuple[int, ...], int] = {}
+        tokens, parents = [], []
+        for path in self.paths:
+            path = tuple(token for token in path if token >= 0)
+            for depth in range(1, len(path) + 1):
+                if path[:depth] not in nodes:
+                    parents.append(nodes.get(path[: depth - 1], -1))
+                    nodes[path[:depth]] = len(tokens)
+                    tokens.append(path[depth - 1])
+        n = len(tokens)
+        return DraftTree(
+            np.array(tokens, np.int32),
+            np.array(parents, np.int32),
+            np.ones(n, np.float32),
+            np.full(n, Source.CORPUS, np.uint8),
+        )
+
+
+def _build_rest(tokens: np.ndarray, ends: np.ndarray, path: str) -> dict:
+    import draftretriever
+
+    before, start = getrusage(RUSAGE_SELF).ru_maxrss, perf_counter()
+    writer = draftretriever.Writer(path, int(tokens.max()) + 1)
+    for document in np.split(tokens, ends[:-1]):
+        writer.add_entry(document.tolist())
+    writer.finalize()
+    built, start = perf_counter() - start, perf_counter()
+    draftretriever.Reader(path)
+    return {
+        "build_seconds": round(built, 2),
+        "bytes_per_token": round(os.path.getsize(path) / len(tokens), 2),
+        "open_ms": round((perf_counter() - start) * 1e3, 1),
+        "peak_mb_more": round((getrusage(RUSAGE_SELF).ru_maxrss - before) / 1e3),
+    }
+
+
+def _search_rest(path: str, contexts: np.ndarray) -> list[int]:
+    import draftretriever
+
+    reader, times = draftretriever.Reader(path), []
+    for context in contexts.tolist():
+        start = perf_counter_ns()
+        reader.search(context, choices=NODES)
+        times.append(perf_counter_ns() - start)
+    return times
+
+
+def apart(function, *arguments):
+    """Call in a process of its own, which may abort: then RuntimeError."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+# --- Ours -------------------------------------------------------------------------------------------------------------
+
+
+def _build_ours(tokens: np.ndarray, ends: np.ndarray, path: str, kind: str, tokenizer: dict) -> dict:
+    """Write an index of `kind`; a throw-away one before compiles the kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write(tokens[: ends[0]], ends[:1], Path(folder) / "small", kind, tokenizer)
+    before, start = getrusage(RUSAGE_SELF).ru_maxrss, perf_counter()
+    _write(tokens, ends, path, kind, tokenizer)
+    built, start = perf_counter() - start, perf_counter()
+    open_index(path).close()
+    return {
+        "build_seconds": round(built, 2),
+        "bytes_per_token": round(size_of(path) / len(tokens), 2),
+        "open_ms": round((perf_counter() - start) * 1e3, 1),
+        "peak_mb_more": round((getrusage(RUSAGE_SELF).ru_maxrss - before) / 1e3),
+    }
+
+
+def _write(tokens, ends, path, kind: str, tokenizer: dict) -> None:
+    about = {"tokenizer": tokenizer, "options": {}, "sources": []}
+    if kind == "suffix_array":
+        write_array_index(path, tokens, ends, **about)
+        return
+    automaton = SuffixAutomaton()
+    for document in np.split(tokens, ends[:-1]):
+        automaton.append(document)
+        automaton.end_document()
+    write_automaton_index(path, automaton, **about)
+
+
+def size_of(path) -> int:
+    return sum(file.stat().st_size for file in Path(path).iterdir())
+
+
+def look_up(index, contexts: np.ndarray) -> tuple[list[int], list]:
+    """Nanoseconds and answers, (occurrences, most frequent successors) each, of lookups made from Python."""
+    times, answers = [], []
+    for context in contexts:
+        start = perf_counter_ns()
+        if index.automaton is not None:
+            states, edges = index.automaton
+            state, _ = frozen_walk(index.automaton, context, CONTEXT)
+            begin, end = int(states[state, EDGE_START]), int(states[state + 1, EDGE_START])
+            answer = int(states[state, COUNT]), edges[begin : min(end, begin + 8), EDGE_TOKEN]
+        else:
+            low, high, length = find(index.array, context, CONTEXT)
+            answer = high - low, successors(index.array, low, high, length)[0]
+        times.append(perf_counter_ns() - start)
+        answers.append((answer[0], answer[1].tolist()))
+    return times, answers
+
+
+def lookups(paths: dict[str, str], rest: str, contexts: np.ndarray) -> dict:
+    """Warm lookups of the same contexts; both of our structures must answer alike."""
+    figures, answers = {}, []
+    for kind in KINDS:
+        with open_index(paths[kind]) as index:
+            look_up(index, contexts)
+            times, found = look_up(index, contexts)
+        figures[kind] = percentiles(times)
+        answers.append(found)
+    for (count, tokens), (same_count, same_tokens) in zip(*answers):
+        assert count == same_count
+        assert count > 64 or tokens == same_tokens, "counted exactly, both must name the same successors"
+    return figures | {"draftretriever": percentiles(apart(_search_rest, rest, contexts))}
+
+
+def drafts(indexes: list[str], texts: list[np.ndarray], rounds: int) -> dict:
+    """Microseconds of a draft, round by round; every round is a fresh drafter over the same texts."""
+    figures = []
+    for _ in range(rounds):
+        times = []
+        with Drafter(DraftConfig(), indexes=indexes) as drafter:
+            for text in texts:
+                with drafter.open(text[:200]) as session:
+                    for token in text[200:300]:
+                        start = perf_counter_ns()
+                        tree = session.draft(NODES)
+                        times.append(perf_counter_ns() - start)
+                        session.commit([token])
+                        assert len(tree) <= NODES
+        figures.append(percentiles(times))
+    return figures
+
+
+def cold_and_warm(path: str, texts: list[np.ndarray]) -> dict:
+    """Drafts with no page of the index in memory, and with all that they touch."""
+    drafts([path], texts, 1)  # everything else is warm
+    forget_pages(Path(path))
+    cold, _, warm = drafts([path], texts, 3)
+    return {"bytes": size_of(path), "cold": cold, "warm": warm}
+
+
+# --- What is measured -------------------------------------------------------------------------------------------------
+
+
+def replay(contenders: list, files: list[Path], tokenizer, plan: Plan) -> dict:
+    """{workload: {contender: figures}}; every contender must have emitted the same tokens."""
+    results: dict[str, dict] = {}
+    for file in files:
+        workload = file.name.removesuffix(".jsonl.gz")
+        tallies: dict[str, Tally] = {}
+        for contender in contenders:
+            if isinstance(contender, Rest):
+                tallies[contender.name] = apart(replay_file, contender, file, tokenizer, plan)
+            else:
+                tallies[contender.name] = replay_file(contender, file, tokenizer, plan)
+        assert len({tally.emitted for tally in tallies.values()}) == 1, f"{workload}: not the same tokens"
+        results[workload] = {}
+        for name, tally in tallies.items():
+            summary = tally.summary()
+            figures = {key: round(summary[key], 3) for key in ("tokens_per_step", "nodes_per_step")}
+            figures |= {f"draft_{part}_us": round(summary["draft_us"][part], 1) for part in ("p50", "p99")}
+            results[workload][name] = figures
+            print(f"{workload:16} {name:28} {figures}", flush=True)
+    return results
+
+
+def split(tokens: np.ndarray, ends: np.ndarray, parts: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The documents dealt out to `parts` corpora."""
+    documents = np.split(tokens, ends[:-1])
+    dealt = [documents[part::parts] for part in range(parts)]
+    return [(np.concatenate(own), np.cumsum([len(document) for document in own], dtype=np.int64)) for own in dealt]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_plan_arguments(parser)
+    parser.add_argument("--corpora", nargs="+", required=True, help="what the index is built from")
+    parser.add_argument("--large-tokens", type=int, default=10_000_000, help="size of the large index, read cold")
+    parser.add_argument("--kept", type=Path, metavar="FILE.npz", help="keep the large index's tokens for the next run")
+    parser.add_argument("--record", action="store_true", help=f"write {RECORDS.name}/indexes-DATE.json")
+    args = parser.parse_args()
+    plan, tokenizer = plan_of(args), RememberedTokenizer(args.tokenizer, load_tokenizer)
+    files = trace_files(args.traces, args.workloads or WORKLOADS)
+    record = provenance("draftretriever") | {"plan": vars(plan), "load_average": os.getloadavg()[0]}
+    about = {"fingerprint": tokenizer.fingerprint, "name": "benchmark", "vocab_size": tokenizer.vocab_size}
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        build_index(args.corpora, args.tokenizer, folder / "corpora", BuildOptions())
+        with open_index(folder / "corpora") as index:
+            tokens, ends = np.array(index.tokens), np.array(index.document_ends)
+        record["corpora"] = {"documents": len(ends), "tokens": len(tokens)}
+        paths = {kind: str(folder / kind) for kind in KINDS}
+        rest = str(folder / "rest.idx")
+        record["build"] = {kind: apart(_build_ours, tokens, ends, paths[kind], kind, about) for kind in KINDS}
+        record["build"]["draftretriever"] = apart(_build_rest, tokens, ends, rest)
+        print(json.dumps(record["build"]), flush=True)
+
+        held_out = [item.output for file in files for item in load_workload(file, tokenizer).items(12_000)]
+        texts = [text for text in held_out if len(text) >= 300]
+        contexts = np.concatenate(
+            [np.lib.stride_tricks.sliding_window_view(text[:300], CONTEXT)[::5] for text in texts]
+        )
+        contexts = np.ascontiguousarray(contexts[:2000])
+        record["lookup_us"] = lookups(paths, rest, contexts)
+        print(json.dumps(record["lookup_us"]), flush=True)
+
+        config = DraftConfig(
+            vocab_size=tokenizer.vocab_size, max_nodes=NODES, tokenizer_fingerprint=tokenizer.fingerprint
+        )
+        alone = replace(config, disabled=frozenset(Source.NAMES) - {"corpus"})
+        contenders = [Rest(rest)]
+        contenders += [Redraft(alone, (paths[kind],), f"redraft, {kind} alone") for kind in KINDS]
+        contenders += [Redraft(config), *(Redraft(config, (paths[kind],), f"redraft + {kind}") for kind in KINDS)]
+        record["replay"] = replay(contenders, files, tokenizer, plan)
+
+        record["shards"] = {}
+        for parts in (1, 2, 4, 8):
+            for part, corpus in enumerate(split(tokens, ends, parts)):
+                _write(*corpus, folder / f"in-{parts}" / f"{part}.index", "suffix_automaton", about)
+            record["shards"][parts] = drafts([str(folder / f"in-{parts}")], texts[:20], 3)[-1]
+        print(json.dumps(record["shards"]), flush=True)
+
+        record["pages"] = {f"corpora, {kind}": cold_and_warm(paths[kind], texts[:3]) for kind in KINDS}
+        documents = python_source(args.tokenizer, args.large_tokens, kept=args.kept)
+        large, ends = np.concatenate(documents), np.cumsum([len(document) for document in documents], dtype=np.int64)
+        del documents
+        _write(large, ends, folder / "large", "suffix_array", about)
+        record["pages"][f"{len(large):,} tokens, suffix_array"] = cold_and_warm(str(folder / "large"), texts[:3])
+        print(json.dumps(record["pages"]), flush=True)
+    if args.record:
+        RECORDS.mkdir(exist_ok=True)
+        (RECORDS / f"indexes-{record['date']}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
