@@ -32,7 +32,7 @@ class NaiveMemory:
         self.clock = 0
         self.documents: dict[int, NaiveDocument] = {}  # longest unused first
         self.seen: dict[tuple, list[tuple[int, int]]] = {}  # context -> (time, successor), oldest first
-        self.recent: dict[tuple, list[int]] = {}  # context -> successors, most recently used first
+        self.recent: dict[tuple, dict[int, int]] = {}  # context -> {successor: count}, most recently used last
         self.latest: dict[tuple, int | None] = {}  # context -> time of its last successor, None once that is forgotten
         self.changed = 0
         self.frequent: list[int] = []
@@ -60,11 +60,10 @@ class NaiveMemory:
             document.times.append(self.clock)
             for _, key in document.contexts(len(document.tokens) - 1):
                 self.seen.setdefault(key, []).append((self.clock, token))
-                recent = self.recent.setdefault(key, [])
-                if token in recent:
-                    recent.remove(token)
-                recent.insert(0, token)
-                del recent[MAX_SUCCESSORS:]
+                recent = self.recent.setdefault(key, {})
+                recent[token] = recent.pop(token, 0) + 1
+                if len(recent) > MAX_SUCCESSORS:
+                    del recent[next(iter(recent))]
                 self.latest[key] = self.clock
 
     def touch(self, name):
@@ -87,8 +86,11 @@ class NaiveMemory:
         self.seen[key].remove((time, token))
         if self.latest[key] == time:
             self.latest[key] = None
-        if all(other != token for _, other in self.seen[key]) and token in self.recent[key]:
-            self.recent[key].remove(token)
+        recent = self.recent[key]
+        if token in recent:  # it is not, if more than 48 others came after it
+            recent[token] -= 1
+            if recent[token] == 0:
+                del recent[token]
         if not self.seen[key]:
             del self.seen[key], self.recent[key], self.latest[key]
 
@@ -107,8 +109,7 @@ class NaiveMemory:
 
     def successors(self, key):
         """[(token, count)], most recently used first."""
-        tokens = [token for _, token in self.seen.get(key, [])]
-        return [(token, tokens.count(token)) for token in self.recent.get(key, [])]
+        return list(self.recent.get(key, {}).items())[::-1]
 
     def longest(self, text):
         """Length of the longest suffix of `text`, at most 8, that has been followed by something."""

@@ -115,11 +115,11 @@ def test_a_budget_of_nothing_remembers_nothing():
 
 
 def test_many_successors():
-    """Some 40 successors of one context, a part of them forgotten again."""
+    """More successors of one context than are kept, a part of them forgotten again."""
     rng = np.random.default_rng(2)
     memory, naive = Memory(10_000), NaiveMemory(10_000)
     for name in range(4):
-        tokens = [x for _ in range(25) for x in (7, int(rng.integers(10, 50)))]
+        tokens = [x for _ in range(40) for x in (7, int(rng.integers(10, 80)))]
         for one in (memory, naive):
             one.append(name, np.array(tokens, np.int32))
     assert_same(memory, naive)

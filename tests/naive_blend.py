@@ -1,0 +1,303 @@
+"""The specification of `retrieval/blend.py` in plain Python: which tokens are candidates, what is said of each, and how
+that becomes probabilities and is learned. Corpus indexes have twins of their own; here there are none.
+
+Which cell describes a situation is `evidence.py`'s business: its functions and numbers are taken as they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+from naive_memory import NaiveMemory
+from naive_pointer import NaivePointer
+from naive_recycling import NaiveRecycling
+
+from redraft.retrieval import blend, model, namespace, session
+from redraft.retrieval import evidence as ev
+from redraft.retrieval.draft_tree import Source
+from redraft.retrieval.sources import contexts
+
+ALL_SOURCES = sum(1 << source for source in range(len(Source.NAMES)))
+
+
+class NaiveNamespace:
+    def __init__(self, budget=None):
+        self.memory = NaiveMemory(budget)
+        self.recycled = NaiveRecycling(namespace.RECYCLED_ROWS)
+        start = model.new_model()
+        self.cells = start.cells.astype(float).tolist()
+        self.weights = start.weights.astype(float).tolist()
+
+
+class Place:
+    """Where the sources stand after a text: the session's own, or a node of a draft tree."""
+
+    def __init__(self, text, pointers, proposed):
+        self.text, self.pointers, self.proposed = text, pointers, proposed
+
+    def after(self, token, proposal):
+        """The place one token further on."""
+        pointers = [pointer.copy() for pointer in self.pointers]
+        for pointer in pointers:
+            pointer.step(token)
+        return Place([*self.text, token], pointers, follow(proposal, self.proposed, token))
+
+
+def follow(proposal, at, token):
+    """The child of node `at` (-1: the root) of the caller's draft that carries `token`; None if there is none."""
+    if at is not None:
+        for node, (other, parent, _) in enumerate(proposal):
+            if parent == at and other == token:
+                return node
+    return None
+
+
+class Evidence:
+    """What is known of one candidate: a cell per slot, and the kinds of evidence that name it."""
+
+    def __init__(self):
+        self.cells, self.named_by = {}, 0
+
+
+class Ballot(dict):
+    """token -> Evidence, in the order in which candidates came; full at 32.
+
+    `situation` is the row of weights that all candidates have in common."""
+
+    situation: int
+
+    def named(self, token):
+        if token in self or len(self) < ev.MAX_CANDIDATES:
+            return self.setdefault(token, Evidence())
+        return None
+
+
+class NaiveSession:
+    """`proposal`: the caller's draft as [(token, parent, path probability)]."""
+
+    def __init__(self, shared: NaiveNamespace, prompt, enabled=ALL_SOURCES):
+        self.shared, self.enabled = shared, enabled
+        self.recycled = NaiveRecycling(session.RECYCLED_ROWS)
+        self.proposal = []
+        self.n_prompt = len(prompt)
+        self.own = NaiveMemory()
+        self.own.write("text", prompt)
+        self.place = Place(list(prompt), [NaivePointer(), NaivePointer()], None)
+
+    def propose(self, proposal):
+        self.proposal = proposal
+        self.place.proposed = -1 if proposal else None
+
+    def commit(self, tokens, candidates=None):
+        """Learn `tokens`; returns what was said of each beforehand: [{token: (Evidence, probability)}]."""
+        said = []
+        for token in tokens:
+            ballot = self.gather(self.place)
+            scores = self.score(ballot)
+            said.append({candidate: (ballot[candidate], scores[candidate]) for candidate in ballot})
+            self.learn(ballot, scores, token)
+            self.place = self.place.after(token, self.proposal)
+            self.own.write("text", [token])
+        if candidates is not None:
+            self.recycled.learn(*candidates)
+            self.shared.recycled.learn(*candidates)
+        return said
+
+    def close(self, name):
+        self.shared.memory.append(name, self.place.text[max(self.n_prompt - session.PROMPT_TAIL, 0) :])
+
+    # --- evidence ----------------------------------------------------------------------------------------------------
+    def uses(self, source):
+        return bool(self.enabled >> source & 1)
+
+    def gather(self, place):
+        """The candidates at a place, as a Ballot. Seats the place's pointers."""
+        ballot = Ballot()
+        if self.uses(Source.CALLER):
+            self._add_proposal(ballot, place)
+        matched, lengths = [], {}
+        for source, memory, pointer, slots, cells, named_by in self._texts(place):
+            if not self.uses(source):
+                continue
+            match, total, distinct = self._add_contexts(ballot, memory, place.text, slots[:2], cells[:2], named_by)
+            lengths[source] = match
+            if match:
+                matched.append((slots[0], ev.absent_cell(cells[2], match, total, distinct)))
+            if self.uses(Source.POINTER):
+                self._add_pointer(ballot, memory, pointer, place.text, match, slots[2], cells[3])
+        if self.uses(Source.RECYCLING):
+            self._add_recycled(ballot, place.text)
+        if self.uses(Source.SKIP):
+            for memory, slot, base in (
+                (self.own, ev.SESSION_SKIP, ev.SESSION_SKIP_CELLS),
+                (self.shared.memory, ev.MEMORY_SKIP, ev.MEMORY_SKIP_CELLS),
+            ):
+                self._add_skips(ballot, memory, place.text, slot, base)
+        if self.uses(Source.FREQUENT):
+            for rank, token in enumerate(self.shared.memory.frequent):
+                if (evidence := ballot.named(token)) is not None:
+                    evidence.cells[ev.FREQUENT] = ev.FREQUENT_CELLS + rank
+        ballot.situation = ev.situation(lengths.get(Source.SESSION, 0), lengths.get(Source.MEMORY, 0), 0)
+        for slot, cell in matched:
+            for evidence in ballot.values():
+                evidence.cells.setdefault(slot, cell)
+        if self.uses(Source.SESSION):
+            self._add_ages(ballot, place.text)
+        self._add_track_records(ballot, place.text)
+        return ballot
+
+    def _texts(self, place):
+        yield (
+            Source.SESSION, self.own, place.pointers[0],
+            (ev.SESSION_FIRST, ev.SESSION_NEXT, ev.SESSION_POINTER),
+            (ev.SESSION_FIRST_CELLS, ev.SESSION_NEXT_CELLS, ev.SESSION_ABSENT_CELLS, ev.SESSION_POINTER_CELLS),
+            ev.BY_SESSION,
+        )  # fmt: skip
+        yield (
+            Source.MEMORY, self.shared.memory, place.pointers[1],
+            (ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_POINTER),
+            (ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.MEMORY_ABSENT_CELLS, ev.MEMORY_POINTER_CELLS),
+            ev.BY_MEMORY,
+        )  # fmt: skip
+
+    def _add_proposal(self, ballot, place):
+        children = [node for node, (_, parent, _) in enumerate(self.proposal) if parent == place.proposed]
+        above = 1.0 if place.proposed in (None, -1) else self.proposal[place.proposed][2]
+        for rank, node in enumerate(children):
+            token, _, prob = self.proposal[node]
+            evidence = ballot.named(token)
+            bucket = ev.probability_bucket(prob / above if above > 0 else 0.0)
+            if evidence is not None:
+                at_root = int(place.proposed == -1)
+                evidence.cells[ev.CALLER] = ev.CALLER_CELLS + (bucket * 8 + min(rank, 7)) * 2 + at_root
+                evidence.named_by |= ev.BY_CALLER
+
+    def _add_contexts(self, ballot, memory, text, slots, cells, named_by):
+        """The longest context, then shorter ones that occurred more often; (length, total, distinct) of the longest."""
+        longest, levels = (0, 0, 0), 0
+        last_total = 0
+        for length in range(memory.longest(text), 0, -1):
+            key = "plain", tuple(text[-length:])
+            total = len(memory.seen[key])
+            if total <= last_total or levels == contexts.MAX_LEVELS:
+                continue
+            successors = memory.successors(key)[: contexts.MAX_SUCCESSORS]
+            # a session's own text is timed from 1: what follows it next would be written at len(text) + 1
+            age = len(text) + 1 - memory.latest[key] if memory is self.own else 10**9
+            for rank, (token, count) in enumerate(successors):
+                evidence = ballot.named(token)
+                if evidence is None:
+                    continue
+                if slots[0] not in evidence.cells:
+                    recency = ev.recency(rank, age)
+                    evidence.cells[slots[0]] = ev.first_cell(cells[0], levels, length, count, total, recency)
+                    evidence.named_by |= named_by
+                elif slots[1] not in evidence.cells:
+                    evidence.cells[slots[1]] = ev.next_cell(cells[1], length, count, total)
+            if levels == 0:
+                longest = length, total, len(successors)
+            levels, last_total = levels + 1, total
+        return longest
+
+    @staticmethod
+    def _add_pointer(ballot, memory, pointer, text, match, slot, base):
+        if match:
+            time = memory.latest["plain", tuple(text[-match:])]
+            document, at = memory.place_of(time) if time is not None else (None, None)
+            pointer.seat(document and document.tokens, at, match)
+        if pointer.at is None:
+            return
+        evidence = ballot.named(pointer.proposed())
+        if evidence is not None:
+            recent = int("".join(map(str, pointer.misses[4:])), 2)
+            older = int(any(pointer.misses[:4]))
+            evidence.cells[slot] = base + (ev.run_bucket(pointer.run) * 16 + recent) * 2 + older
+            evidence.named_by |= ev.BY_POINTER
+
+    def _add_recycled(self, ballot, text):
+        for n, slot, base in (
+            (2, ev.RECYCLED_PAIR, ev.RECYCLED_PAIR_CELLS),
+            (1, ev.RECYCLED, ev.RECYCLED_CELLS),
+        ):
+            if len(text) < n:
+                continue
+            key = (text[-2] if n == 2 else -1), text[-1]
+            ids, probs = self.recycled.find(*key) or self.shared.recycled.find(*key) or ([], [])
+            for rank, (token, prob) in enumerate(zip(ids, probs)):
+                evidence = ballot.named(token)
+                if evidence is not None and slot not in evidence.cells:
+                    evidence.cells[slot] = base + rank * 8 + ev.probability_bucket(prob)
+                    evidence.named_by |= ev.BY_RECYCLING
+
+    @staticmethod
+    def _add_skips(ballot, memory, text, slot, base):
+        key = ("skip", (text[-2],)) if len(text) > 1 else None
+        total = len(memory.seen.get(key, []))
+        for rank, (token, count) in enumerate(memory.successors(key)[:6]):
+            evidence = ballot.named(token)
+            if evidence is not None:
+                counts = 0 if count == 1 else 1 if count == 2 else 2 if count <= 5 else 3
+                totals = total - 1 if total <= 2 else min(ev.rest_bucket(total) - 1, 5)
+                evidence.cells[slot] = base + (rank * 4 + counts) * 6 + totals
+                evidence.named_by |= ev.BY_SKIP
+
+    def _add_ages(self, ballot, text):
+        """Age by the last use that had a successor: 0 = none, else 1 + log2 of the distance."""
+        for token, evidence in ballot.items():
+            used = self.own.latest.get(("plain", (token,)))
+            # `used` is the time of the successor: tokens are timed from 1, so the token itself stands at place used - 2
+            age = 0 if used is None else min(int(math.log2(max(len(text) - (used - 2), 1))) + 1, 15)
+            repeats = 2 * (text[-1:] == [token]) + (text[-2:-1] == [token])
+            evidence.cells[ev.AGE] = ev.AGE_CELLS + age * 4 + repeats
+
+    @staticmethod
+    def _add_track_records(ballot, text):
+        last = text[-1] if text else -1
+        for token, evidence in ballot.items():
+            alone = (token * 0x9E3779B1 >> 13) % (1 << ev.TRACK_RECORD_BITS)
+            pair = ((token * 0x9E3779B1 + last) * 0x2545F491 >> 20) % (1 << ev.TRACK_RECORD_PAIR_BITS)
+            evidence.cells[ev.TRACK_RECORD] = ev.TRACK_RECORD_CELLS + alone
+            evidence.cells[ev.TRACK_RECORD_PAIR] = ev.TRACK_RECORD_PAIR_CELLS + pair
+
+    # --- arithmetic --------------------------------------------------------------------------------------------------
+    def score(self, ballot):
+        """{token: probability}: a softmax over the candidates and "none of them", which has logit 0."""
+        exponentials = {}
+        for token, evidence in ballot.items():
+            rows = self.shared.weights[evidence.named_by], self.shared.weights[ballot.situation]
+            logit = sum(row[ev.N_SLOTS] for row in rows)
+            for slot, cell in evidence.cells.items():
+                logit += (
+                    sum(row[slot] for row in rows) * self.shared.cells[cell][model.STRENGTH]
+                    + self.shared.cells[cell][model.BIAS]
+                )
+            exponentials[token] = math.exp(min(logit, 30.0))
+        total = 1.0 + sum(exponentials.values())
+        return {token: exponential / total for token, exponential in exponentials.items()}
+
+    def learn(self, ballot, scores, truth):
+        for token, evidence in ballot.items():
+            hit = float(token == truth)
+            error = hit - scores[token]
+            rows = self.shared.weights[evidence.named_by], self.shared.weights[ballot.situation]
+            for row in rows:
+                row[ev.N_SLOTS] += blend.WEIGHT_RATE * error
+            for slot, number in sorted(evidence.cells.items()):
+                cell = self.shared.cells[number]
+                for row in rows:
+                    row[slot] += blend.WEIGHT_RATE * error * cell[model.STRENGTH]
+                if not ev.SESSION_ABSENT_CELLS <= number < ev.SESSION_POINTER_CELLS:
+                    cell[model.BIAS] += blend.BIAS_RATE * error
+                self._count(cell, hit)
+
+    @staticmethod
+    def _count(cell, hit):
+        trials = min(cell[model.TRIALS] + 1, blend.MAX_TRIALS)
+        share = 1 / (trials + 0.5)
+        rate = cell[model.RATE] + (hit - cell[model.RATE]) * share
+        clipped = min(max(rate, blend.MIN_RATE), 1 - blend.MIN_RATE)
+        if hit or trials < blend.EXACT_TRIALS:
+            strength = math.log(clipped / (1 - clipped))
+        else:  # by the slope of the logit
+            strength = max(cell[model.STRENGTH] - share / (1 - clipped), blend.MIN_STRENGTH)
+        cell[:] = rate, trials, strength, cell[model.BIAS]
