@@ -6,7 +6,8 @@
 The corpora become an index of either kind, and the same documents one of REST (`draftretriever`). Then:
 
     build     seconds, bytes on disk and peak memory, from token arrays to the finished index
-    lookup    the last four tokens of a text: the most frequent successors (redraft), a search for 32 tokens (REST)
+    lookup    the last four tokens of a text: the most frequent successors (redraft), a search for 32 tokens (REST); and
+              what opening takes, of time and of memory that other processes do not share
     replay    recorded outputs, trees of 32 nodes: tokens per step and microseconds a draft, for REST, for redraft with
               nothing but an index of either kind, and for all of redraft without and with the index
     shards    a draft with the corpora in 1, 2, 4 and 8 indexes
@@ -28,13 +29,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
-from time import perf_counter, perf_counter_ns
+from time import perf_counter, perf_counter_ns, process_time
 
 import numpy as np
 from machine import RECORDS, provenance
 from source_corpus import python_source
-from suffix_array import forget_pages, percentiles
+from suffix_array import forget_pages, memory, percentiles
 
 from redraft.commands.replay import add_plan_arguments, plan_of
 from redraft.index_builders.build import BuildOptions, build_index
@@ -47,7 +47,7 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.frozen_automaton import COUNT, EDGE_START, EDGE_TOKEN, frozen_walk
-from redraft.retrieval.index_directory import open_index, write_array_index, write_automaton_index
+from redraft.retrieval.index_directory import open_index, warm_lookups, write_array_index, write_automaton_index
 from redraft.retrieval.suffix_array import find, successors
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
@@ -134,30 +134,47 @@ class _RestDraft:
 def _build_rest(tokens: np.ndarray, ends: np.ndarray, path: str) -> dict:
     import draftretriever
 
-    before, start = getrusage(RUSAGE_SELF).ru_maxrss, perf_counter()
-    writer = draftretriever.Writer(path, int(tokens.max()) + 1)
-    for document in np.split(tokens, ends[:-1]):
-        writer.add_entry(document.tolist())
-    writer.finalize()
-    built, start = perf_counter() - start, perf_counter()
-    draftretriever.Reader(path)
+    def write() -> None:
+        writer = draftretriever.Writer(path, int(tokens.max()) + 1)
+        for document in np.split(tokens, ends[:-1]):
+            writer.add_entry(document.tolist())
+        writer.finalize()
+
+    return measured(write) | {"bytes_per_token": round(os.path.getsize(path) / len(tokens), 2)}
+
+
+def measured(work) -> dict:
+    """What a call took, of time and of memory."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before, start, cpu = memory("VmRSS"), perf_counter(), process_time()
+    work()
     return {
-        "build_seconds": round(built, 2),
-        "bytes_per_token": round(os.path.getsize(path) / len(tokens), 2),
-        "open_ms": round((perf_counter() - start) * 1e3, 1),
-        "peak_mb_more": round((getrusage(RUSAGE_SELF).ru_maxrss - before) / 1e3),
+        "seconds": round(perf_counter() - start, 2),
+        "cpu_seconds": round(process_time() - cpu, 2),
+        "peak_mb": round((memory("VmHWM") - before) / 1e6),
     }
 
 
-def _search_rest(path: str, contexts: np.ndarray) -> list[int]:
+def private() -> int:
+    """Bytes that this process holds for itself."""
+    return memory("Private_Clean", "smaps_rollup") + memory("Private_Dirty", "smaps_rollup")
+
+
+def _search_rest(path: str, contexts: np.ndarray) -> dict:
     import draftretriever
 
-    reader, times = draftretriever.Reader(path), []
+    before, start = private(), perf_counter()
+    reader = draftretriever.Reader(path)
+    opened, times = perf_counter() - start, []
     for context in contexts.tolist():
         start = perf_counter_ns()
         reader.search(context, choices=NODES)
         times.append(perf_counter_ns() - start)
-    return times
+    return _lookup_figures(opened, times, before)
+
+
+def _lookup_figures(opened: float, times: list[int], before: int) -> dict:
+    return {"open_ms": round(opened * 1e3, 1), "private_mb": round((private() - before) / 1e6, 1), **percentiles(times)}
 
 
 def apart(function, *arguments):
@@ -173,16 +190,8 @@ def _build_ours(tokens: np.ndarray, ends: np.ndarray, path: str, kind: str, toke
     """Write an index of `kind`; a throw-away one before compiles the kernels."""
     with tempfile.TemporaryDirectory() as folder:
         _write(tokens[: ends[0]], ends[:1], Path(folder) / "small", kind, tokenizer)
-    before, start = getrusage(RUSAGE_SELF).ru_maxrss, perf_counter()
-    _write(tokens, ends, path, kind, tokenizer)
-    built, start = perf_counter() - start, perf_counter()
-    open_index(path).close()
-    return {
-        "build_seconds": round(built, 2),
-        "bytes_per_token": round(size_of(path) / len(tokens), 2),
-        "open_ms": round((perf_counter() - start) * 1e3, 1),
-        "peak_mb_more": round((getrusage(RUSAGE_SELF).ru_maxrss - before) / 1e3),
-    }
+    done = measured(lambda: _write(tokens, ends, path, kind, tokenizer))
+    return done | {"bytes_per_token": round(size_of(path) / len(tokens), 2)}
 
 
 def _write(tokens, ends, path, kind: str, tokenizer: dict) -> None:
@@ -219,19 +228,27 @@ def look_up(index, contexts: np.ndarray) -> tuple[list[int], list]:
     return times, answers
 
 
+def _look_up_ours(path: str, contexts: np.ndarray) -> tuple[dict, list]:
+    warm_lookups()
+    with open_index(path) as index:
+        look_up(index, contexts)
+    before, start = private(), perf_counter()
+    with open_index(path) as index:
+        opened = perf_counter() - start
+        times, answers = look_up(index, contexts)
+        return _lookup_figures(opened, times, before), answers
+
+
 def lookups(paths: dict[str, str], rest: str, contexts: np.ndarray) -> dict:
     """Warm lookups of the same contexts; both of our structures must answer alike."""
     figures, answers = {}, []
     for kind in KINDS:
-        with open_index(paths[kind]) as index:
-            look_up(index, contexts)
-            times, found = look_up(index, contexts)
-        figures[kind] = percentiles(times)
+        figures[kind], found = apart(_look_up_ours, paths[kind], contexts)
         answers.append(found)
     for (count, tokens), (same_count, same_tokens) in zip(*answers):
         assert count == same_count
         assert count > 64 or tokens == same_tokens, "counted exactly, both must name the same successors"
-    return figures | {"draftretriever": percentiles(apart(_search_rest, rest, contexts))}
+    return figures | {"draftretriever": apart(_search_rest, rest, contexts)}
 
 
 def drafts(indexes: list[str], texts: list[np.ndarray], rounds: int) -> dict:
@@ -323,8 +340,8 @@ def main() -> None:
             [np.lib.stride_tricks.sliding_window_view(text[:300], CONTEXT)[::5] for text in texts]
         )
         contexts = np.ascontiguousarray(contexts[:2000])
-        record["lookup_us"] = lookups(paths, rest, contexts)
-        print(json.dumps(record["lookup_us"]), flush=True)
+        record["lookup"] = lookups(paths, rest, contexts)
+        print(json.dumps(record["lookup"]), flush=True)
 
         config = DraftConfig(
             vocab_size=tokenizer.vocab_size, max_nodes=NODES, tokenizer_fingerprint=tokenizer.fingerprint

@@ -69,10 +69,10 @@ class Connection:
         else:
             self._channel = grpc.secure_channel(target, credentials, options)
         try:
-            stub = rpc.DraftingServiceStub(self._channel)
-            self.info = stub.GetInfo(pb.GetInfoRequest(), timeout=_CONNECT_SECONDS)
+            self.drafting = rpc.DraftingServiceStub(self._channel)
+            self.info = self.drafting.GetInfo(pb.GetInfoRequest(), timeout=_CONNECT_SECONDS)
             self.admin = rpc.AdminServiceStub(self._channel)
-            self._call = stub.Decode(iter(self._outgoing.get, None))
+            self._call = self.drafting.Decode(iter(self._outgoing.get, None))
         except BaseException:
             self._channel.close()
             raise

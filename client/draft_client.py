@@ -39,6 +39,7 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import IndexFormatError, RedraftError
 from redraft.retrieval.ngram import NgramDrafter
+from redraft.retrieval.provenance import PASSAGE_TOKENS, Occurrence, Origin
 from redraft.retrieval.tokens import as_count, as_probability, as_tokens
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1.wire import pack_int32
@@ -156,6 +157,19 @@ class DraftClient:
         """Indexes that the server drafts from."""
         return list(self._administer("ListIndexes", pb.ListIndexesRequest()).paths)
 
+    def locate(self, passages) -> list[Occurrence | None]:
+        """Where passages occur in the indexes that the server has open; see `DraftTree.provenance`, the way to ask.
+
+        passages: int32-like[n] each, the token in question last. Waits for the server, other than drafting does.
+        """
+        vocab_size = self._config.vocab_size
+        packed = [pack_int32(as_tokens(passage, vocab_size, what="passages")) for passage in passages]
+        reply = self._call("drafting", "Locate", pb.LocateRequest(passages=packed), "this server is too old for that")
+        return [
+            Occurrence(place.index_path, place.document, place.offset) if place.index_path else None
+            for place in reply.occurrences
+        ]
+
     def forget(self, namespace: str) -> None:
         """Let the server drop all that it learned in a namespace."""
         self._administer("ForgetNamespace", pb.ForgetNamespaceRequest(namespace=namespace))
@@ -240,7 +254,9 @@ class DraftClient:
         self.stats.served += len(trees)
         self.stats.fallbacks.update(reasons.values())
         return [
-            trees[session.id] if session.id in trees else self._fall_back(session, max_nodes, min_prob, proposal)
+            self._with_origin(session, trees[session.id])
+            if session.id in trees
+            else self._fall_back(session, max_nodes, min_prob, proposal)
             for session, proposal in zip(sessions, proposals)
         ]
 
@@ -367,6 +383,11 @@ class DraftClient:
                 session.retry.success()
         return {remotes[remote]: tree for remote, tree in found.items()}, reasons
 
+    def _with_origin(self, session: ClientSession, tree: DraftTree) -> DraftTree:
+        """The server's tree, with what its provenance can be found from."""
+        context = session.tokens[1 - PASSAGE_TOKENS :].copy()
+        return DraftTree(tree.tokens, tree.parents, tree.probs, tree.sources, Origin(context, self.locate))
+
     def _fall_back(self, session: ClientSession, max_nodes, min_prob, proposal) -> DraftTree:
         """Draft without the server. Until the kernel is compiled there is only the caller's own proposal."""
         history = session.tokens if self._compiled.is_set() else session.tokens[:0]
@@ -428,11 +449,15 @@ class DraftClient:
         self._compiled.set()
 
     def _administer(self, method: str, request):
+        return self._call("admin", method, request, "indexes are managed over a Unix socket only")
+
+    def _call(self, service: str, method: str, request, unimplemented: str):
+        """A unary call of a service that the connection has, with its errors as ours."""
         connection = self._keeper.current
         if connection is None:
             raise ConnectionError(f"no draft server at {self.target}: {self._keeper.trouble}")
         try:
-            return getattr(connection.admin, method)(request, timeout=_ADMIN_SECONDS)
+            return getattr(getattr(connection, service), method)(request, timeout=_ADMIN_SECONDS)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 raise KeyError(error.details()) from None
@@ -441,7 +466,7 @@ class DraftClient:
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 raise IndexFormatError(error.details()) from None
             if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                raise RedraftError(f"{self.target}: indexes are managed over a Unix socket only") from None
+                raise RedraftError(f"{self.target}: {unimplemented}") from None
             raise ConnectionError(f"{self.target}: {error.code().name}: {error.details()}") from None
 
     def _check_usable(self) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import random
 
+import grpc
 import naive_automaton as naive
 import numpy as np
 import pytest
+from serving import running
+from test_client import PATIENT
 from test_corpus_source import CONFIG, KINDS, V, many_documents, path_to, some_context, write
 
+from redraft.client.draft_client import DraftClient
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.provenance import PASSAGE_TOKENS, Occurrence
+from redraft.v1 import drafting_pb2 as pb
+from redraft.v1 import drafting_pb2_grpc as rpc
 
 
 def first_place(corpora: dict[str, list[list[int]]], passage: list[int]) -> Occurrence | None:
@@ -100,6 +106,45 @@ def test_a_tree_keeps_the_indexes_it_was_drafted_from(tmp_path):
         assert session.draft().provenance()[0] == Occurrence(path, 1, 1)
         drafter.unload_index(path)
         assert tree.provenance()[0] == Occurrence(path, 0, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_places_by_a_server(kind, tmp_path):
+    """The same places as in process, asked when somebody wants to know: in the indexes that are open by then."""
+    rng = random.Random(7)
+    corpora = {
+        str(write(tmp_path / str(i), documents, kind)): documents
+        for i, documents in enumerate(many_documents(rng) for _ in range(2))
+    }
+    listen, found = f"unix:{tmp_path}/s", 0
+    with (
+        running(Drafter(CONFIG, indexes=corpora), listen) as server,
+        DraftClient(listen, DraftConfig(vocab_size=V), **PATIENT) as client,
+    ):
+        for _ in range(4):
+            documents = rng.choice(list(corpora.values()))
+            context = some_context(rng, documents)
+            session = client.open(context)
+            for _ in range(3):
+                found += check(session.draft(), corpora, context)
+                tokens = some_context(rng, documents)
+                session.commit(tokens)
+                context = context + tokens
+            found += check(client.step([(session, [])])[0], corpora, context)
+        assert found and not client.stats.fallbacks
+        tree = session.draft()
+        for path in corpora:
+            client.unload_index(path)
+        assert tree.provenance() == [None] * len(tree)
+        with pytest.raises(ValueError, match="passages"):
+            client.locate([[V]])
+        with grpc.insecure_channel(listen) as channel:
+            stub = rpc.DraftingServiceStub(channel)
+            for bad in (b"123", np.array([V], "<i4").tobytes(), np.array([-1], "<i4").tobytes()):
+                with pytest.raises(grpc.RpcError) as error:
+                    stub.Locate(pb.LocateRequest(passages=[bad]))
+                assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert server.service.drafter.index_paths == []
 
 
 def test_a_tree_from_elsewhere_knows_no_places():
