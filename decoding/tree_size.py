@@ -7,7 +7,7 @@ drafter (their runners-up are learned), and small probabilities are the least ce
 
 t(n) is measured, never assumed: the seconds of whole steps (drafting, forward, head, top-k, bookkeeping) by number of nodes and
 context length, as running medians. Machines speed up and slow down, so what is kept is the *shape* of the curve, each
-sample divided by a level that follows the load. The first steps with a model try the sizes in turn, two steps each, and are not lost: they write text
+sample divided by a level that follows the load. The first steps with a model try sizes upwards, two steps each, as long as more might pay; they write text
 like all others. Curves belong to the model and last as long as it does.
 
 `scale` is accepted over predicted, a moving average that starts at 0.8: sums of probabilities over a tree
@@ -34,7 +34,7 @@ from redraft.retrieval.draft_tree import DraftTree
 __all__ = ["CostCurve", "TreeSizer", "curve_of"]
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_EXPLORED = (8, 32, 2, 16, 0)  # tried first, where the tree has so many
+_EXPLORED = (0, 4, 8, 16, 32, 2)  # tried first, as long as they may pay
 _TRIES = 2
 _SAMPLES = 15  # a median runs over so many steps
 _TOLERANCE = 0.02
@@ -85,13 +85,14 @@ class CostCurve:
             self._level *= min(max(seconds / expected, 0.5), 2.0) ** 0.2
         table.setdefault(size, deque(maxlen=_SAMPLES)).append(seconds / self._level)
 
-    def unexplored(self, rows: int, available: int) -> int | None:
-        """A size that should be tried before any is chosen; None once all are known for this number of rows."""
+    def unexplored(self, rows: int) -> list[int]:
+        """The sizes that have hardly been tried yet with this number of rows, in the order to try them in."""
         tables = [table for (some_rows, _), table in self._samples.items() if some_rows == rows]
-        for size in _EXPLORED:
-            if size <= available and sum(len(table.get(size, ())) for table in tables) < _TRIES:
-                return size
-        return None
+        return [size for size in _EXPLORED if sum(len(table.get(size, ())) for table in tables) < _TRIES]
+
+    def known(self, rows: int) -> np.ndarray:
+        """The sizes that were measured with this number of rows, ascending."""
+        return np.array(sorted({size for key, table in self._samples.items() if key[0] == rows for size in table}), int)
 
     def seconds(self, rows: int, context: int, sizes: np.ndarray) -> np.ndarray:
         """float64: relative seconds at `sizes`; interpolated between and extended beyond measured ones."""
@@ -155,27 +156,42 @@ class TreeSizer:
         """The part of each tree that is worth verifying; `context` is the longest row's length."""
         rows = len(trees)
         widest = max(len(tree) for tree in trees)
-        wanted = self._curve.unexplored(rows, widest)
+        wanted = self._to_explore(trees, widest, context)
         if wanted is None:
-            wanted = self._best_size(trees, context)
-            wanted = self._through_the_gate(wanted, widest)
+            wanted = self._through_the_gate(self._best_size(trees, widest, context), widest)
         trees = [best_nodes(tree, wanted) for tree in trees]
         promised = float(sum(tree.probs.sum() for tree in trees))
         self._drafted = (rows, context, max(len(tree) for tree in trees), promised)
         return trees
 
-    def _best_size(self, trees: list[DraftTree], context: int) -> int:
-        widest = max(len(tree) for tree in trees)
-        sizes = np.array([size for size in SIZES if size < widest] + [widest])
+    def _rates(self, trees: list[DraftTree], sizes: np.ndarray, context: int, scale: float) -> np.ndarray:
+        """Tokens per (relative) second at `sizes`, if `scale` of what the trees promise is accepted."""
         worth = np.zeros(len(sizes))
         for tree in trees:
             sums = np.concatenate([[0.0], np.cumsum(tree.probs[by_probability(tree)], dtype=np.float64)])
-            worth += 1 + self._curve.scale * sums[np.minimum(sizes, len(tree))]
-        rate = worth / self._curve.seconds(len(trees), context, sizes)
-        best = int(rate.argmax())
+            worth += 1 + scale * sums[np.minimum(sizes, len(tree))]
+        return worth / self._curve.seconds(len(trees), context, sizes)
+
+    def _to_explore(self, trees: list[DraftTree], widest: int, context: int) -> int | None:
+        """A size to try because it is unknown and would pay if the trees kept all they promise; None where none is."""
+        known = self._curve.known(len(trees))
+        for size in self._curve.unexplored(len(trees)):
+            if size > widest:
+                continue
+            if not len(known) or size in known:
+                return size
+            hope = self._rates(trees, np.array([size]), context, max(self._curve.scale, 1.0))[0]
+            if hope > self._rates(trees, known, context, self._curve.scale).max():
+                return size
+        return None
+
+    def _best_size(self, trees: list[DraftTree], widest: int, context: int) -> int:
+        sizes = np.array([size for size in SIZES if size < widest] + [widest])
+        rates = self._rates(trees, sizes, context, self._curve.scale)
+        best = int(rates.argmax())
         if best == 0:
             return 0
-        return int(sizes[np.flatnonzero(rate >= (1 - _TOLERANCE) * rate[best])[-1]])
+        return int(sizes[np.flatnonzero(rates >= (1 - _TOLERANCE) * rates[best])[-1]])
 
     def _through_the_gate(self, wanted: int, widest: int) -> int:
         """`wanted`, or a probe's nodes; closes the gate where drafting has not paid for a while."""

@@ -72,9 +72,15 @@ def test_few_nodes_are_verified_where_they_are_dear(monkeypatch):
 
 def test_the_first_steps_try_the_sizes(monkeypatch):
     sizer = TreeSizer(CostCurve())
-    used = drive(sizer, Clock(monkeypatch), FLAT, chain_tree(32, 0.9), lambda n: min(n, 5), 12)
-    assert used[:10] == [8, 8, 32, 32, 2, 2, 16, 16, 0, 0]
-    assert used[10] >= 16
+    used = drive(sizer, Clock(monkeypatch), FLAT, chain_tree(32, 0.9), lambda n: min(n, 5), 14)
+    assert used[:10] == [0, 0, 4, 4, 8, 8, 16, 16, 32, 32]
+    assert used[-1] >= 16
+
+
+def test_sizes_that_cannot_pay_are_not_tried(monkeypatch):
+    sizer = TreeSizer(CostCurve())
+    used = drive(sizer, Clock(monkeypatch), {0: 1.0, 32: 30.0}, chain_tree(32, 0.9), lambda n: min(n, 2), 30)
+    assert max(used) <= 4
 
 
 def test_useless_drafts_close_the_gate_and_cost_a_bounded_part(monkeypatch):
@@ -117,8 +123,8 @@ def test_a_new_context_length_starts_from_its_neighbour():
     curve.observe(1, 5000, 0, 2.0)
     estimate = curve.seconds(1, 5000, np.array([0, 8, 32]))
     np.testing.assert_allclose(estimate / estimate[0], [1, 2, 3], rtol=0.1)
-    assert curve.unexplored(1, 32) is None
-    assert curve.unexplored(8, 32) == 8
+    assert 8 not in curve.unexplored(1)
+    assert curve.unexplored(8)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
