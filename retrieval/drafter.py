@@ -18,7 +18,7 @@ from redraft.retrieval.namespace import Namespace
 from redraft.retrieval.open_indexes import OpenIndexes
 from redraft.retrieval.provenance import Occurrence
 from redraft.retrieval.session import Session
-from redraft.retrieval.token_recycling import WIDTH, new_table
+from redraft.retrieval.token_recycling import new_table
 from redraft.retrieval.tokens import as_tokens
 
 __all__ = ["Drafter"]
@@ -31,14 +31,15 @@ class Drafter:
         config: settings; `DraftConfig()` accepts any token id.
         indexes: corpus indexes, or directories that hold several (the shards of one corpus); at most 8 altogether. The
             successors of all are candidates; the first index that names a token gives it its evidence.
+        successors: the target model's own successor table (`redraft index build-successors`).
     Raises IndexFormatError for an index that cannot be used, ValueError for too many.
     """
 
-    def __init__(self, config: DraftConfig | None = None, indexes=()):
+    def __init__(self, config: DraftConfig | None = None, indexes=(), successors=None):
         self.config = config or DraftConfig()
         self.no_recycling = new_table(0)
         self.enabled = sum(1 << i for i, name in enumerate(Source.NAMES) if name not in self.config.disabled)
-        self.indexes = OpenIndexes(np.empty((0, WIDTH), np.int32), np.empty((0, WIDTH), np.float32))
+        self.indexes = OpenIndexes()
         self._indexes_lock = threading.Lock()
         self._namespaces: dict[str, Namespace] = {}
         self._sessions: dict[int, Session] = {}
@@ -46,6 +47,8 @@ class Drafter:
         self._lock = threading.Lock()
         for path in indexes:
             self.load_index(path)
+        if successors is not None:
+            self.load_successors(successors)
 
     # --- sessions ----------------------------------------------------------------------------------------------------
     def open(self, prompt_ids=(), namespace: str = "default") -> Session:
@@ -118,6 +121,16 @@ class Drafter:
         """Stop using an index; its memory is unmapped when the last session has moved on. Raises KeyError."""
         with self._indexes_lock:
             self.indexes = self.indexes.without(path)
+
+    def load_successors(self, path) -> None:
+        """Read the target model's successor table, in place of one there is; sessions use it from their next step.
+
+        Raises IndexFormatError if it cannot be used, or was made with a model of another vocabulary or tokenizer.
+        """
+        with self._indexes_lock:
+            self.indexes = self.indexes.with_successors(
+                path, tokenizer_fingerprint=self.config.tokenizer_fingerprint, vocab_size=self.config.vocab_size
+            )
 
     def locate(self, passages) -> list[Occurrence | None]:
         """Where passages occur in the indexes that are open now; see `DraftTree.provenance`, which is the way to ask.

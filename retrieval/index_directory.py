@@ -7,14 +7,12 @@ path, what was found and what was wanted. Writing is in `index_writer`.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 
 import numpy as np
 
-from redraft import __version__
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.frozen_automaton import (
     EDGE_START,
@@ -26,22 +24,23 @@ from redraft.retrieval.frozen_automaton import (
     freeze,
     frozen_walk,
 )
+from redraft.retrieval.index_files import check_digests, check_tokenizer, open_arrays, read_manifest
 from redraft.retrieval.index_format import (
     DOCUMENT_ENDS,
     DOCUMENT_STARTS,
     EDGES,
-    FORMAT,
-    FORMAT_VERSION,
     KEYS,
     KINDS,
     MANIFEST,
     STATES,
+    SUCCESSORS,
     SUFFIXES,
     TOKENS,
     Progress,
     no_progress,
 )
-from redraft.retrieval.index_writer import IndexWriter, describe_file
+from redraft.retrieval.index_writer import IndexWriter
+from redraft.retrieval.successor_table import open_successors
 from redraft.retrieval.suffix_array import (
     SuffixArray,
     array_shapes,
@@ -56,17 +55,11 @@ __all__ = [
     "CorpusIndex",
     "open_index",
     "open_indexes",
-    "read_manifest",
     "verify_index",
     "warm_lookups",
     "write_array_index",
     "write_automaton_index",
 ]
-
-_MANIFEST_TYPES = {
-    "kind": str, "tokenizer": dict, "documents": int, "tokens": int, "max_token": int,
-    "options": dict, "sources": list, "files": dict,
-}  # fmt: skip
 
 
 def write_automaton_index(
@@ -178,80 +171,6 @@ class CorpusIndex:
         self.close()
 
 
-def read_manifest(path: str | os.PathLike) -> dict:
-    """The manifest of the index at `path`, checked. Raises IndexFormatError."""
-    path = Path(path)
-    file = path / MANIFEST
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise IndexFormatError(
-            f"{path}: {_what_is_there(path)}; wanted an index directory with {MANIFEST}, or a directory of such"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise IndexFormatError(f"{file}: not UTF-8 text ({error}); wanted a JSON object") from error
-    try:
-        manifest = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise IndexFormatError(f"{file}: malformed JSON ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise IndexFormatError(f'{file}: wanted a JSON object with "format": "{FORMAT}"')
-    version = manifest.get("format_version")
-    if version != FORMAT_VERSION:
-        newer = isinstance(version, int) and version > FORMAT_VERSION
-        raise IndexFormatError(
-            f"{path}: format version {version!r}, this redraft ({__version__}) reads version {FORMAT_VERSION}"
-            + ("; upgrade redraft or rebuild the index" if newer else "")
-        )
-    for key, wanted in _MANIFEST_TYPES.items():
-        if not isinstance(manifest.get(key), wanted):
-            raise IndexFormatError(f'{file}: "{key}" is {manifest.get(key)!r}, wanted {wanted.__name__}')
-    if manifest["kind"] not in KINDS:
-        raise IndexFormatError(f"{path}: kind {manifest['kind']!r}, wanted one of {', '.join(KINDS)}")
-    for name in KINDS[manifest["kind"]]:
-        entry = manifest["files"].get(name)
-        if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int):
-            raise IndexFormatError(f'{file}: "files" lacks size and digest of {name}')
-    return manifest
-
-
-def _what_is_there(path: Path) -> str:
-    if path.is_dir():
-        return "a directory without a manifest (not an index, or one that was never finished)"
-    if path.exists():
-        return "a file, not a directory"
-    set_aside = sorted(path.parent.glob(f"{path.name}.old-*")) if path.parent.is_dir() else []
-    return f"missing (its last version is at {set_aside[-1]}: rename it)" if set_aside else "missing"
-
-
-def _open_array(file: Path, entry: dict, dtype: type, row: tuple[int, ...]) -> np.ndarray:
-    """Map one file read-only, after checking its size, data type and shape."""
-    try:
-        size = file.stat().st_size
-    except FileNotFoundError as error:
-        raise IndexFormatError(f"{file}: missing, wanted {entry['bytes']} bytes") from error
-    if size != entry["bytes"]:
-        raise IndexFormatError(f"{file}: {size} bytes, the manifest wants {entry['bytes']}: cut short or changed")
-    try:
-        with file.open("rb") as stream:
-            version = np.lib.format.read_magic(stream)
-            read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, fortran, found = read_header[version](stream)
-            offset = stream.tell()
-    except (ValueError, KeyError) as error:
-        raise IndexFormatError(f"{file}: not a .npy file ({error})") from error
-    wanted = np.dtype(dtype).newbyteorder("<")
-    if found != wanted or fortran and len(shape) > 1 or len(shape) != 1 + len(row) or shape[1:] != row:
-        raise IndexFormatError(f"{file}: {found}{shape}, wanted {wanted} with rows of shape {row}")
-    if offset + int(np.prod(shape)) * wanted.itemsize != size:
-        raise IndexFormatError(f"{file}: {size} bytes do not hold {found}{shape}")
-    if 0 in shape:
-        empty = np.empty(shape, wanted)
-        empty.flags.writeable = False
-        return empty
-    return np.asarray(np.memmap(file, wanted, "r", offset, shape))
-
-
 def open_index(
     path: str | os.PathLike, *, tokenizer_fingerprint: str | None = None, vocab_size: int | None = None
 ) -> CorpusIndex:
@@ -262,21 +181,15 @@ def open_index(
     """
     path = Path(path)
     manifest = read_manifest(path)
-    tokenizer = manifest["tokenizer"]
-    if tokenizer_fingerprint is not None and tokenizer.get("fingerprint") != tokenizer_fingerprint:
-        raise IndexFormatError(
-            f"{path}: built with tokenizer {tokenizer.get('name')!r}, fingerprint {tokenizer.get('fingerprint')!r};"
-            f" wanted fingerprint {tokenizer_fingerprint!r}: rebuild the index with the model's tokenizer"
-        )
+    if manifest["kind"] == SUCCESSORS:
+        raise IndexFormatError(f"{path}: a model's successor table, wanted an index of a corpus")
+    check_tokenizer(path, manifest, tokenizer_fingerprint)
     if vocab_size is not None and manifest["max_token"] >= vocab_size:
         raise IndexFormatError(
             f"{path}: holds token id {manifest['max_token']}, wanted ids below the vocabulary size {vocab_size}:"
             " was it built with another tokenizer?"
         )
-    arrays = {
-        name: _open_array(path / name, manifest["files"][name], dtype, row)
-        for name, (dtype, row) in KINDS[manifest["kind"]].items()
-    }
+    arrays = open_arrays(path, manifest)
     _check_lengths(path, manifest, arrays)
     return CorpusIndex(path, manifest, arrays)
 
@@ -309,6 +222,8 @@ def _shard_order(folder: Path) -> list:
 def warm_lookups() -> None:
     """Compile (or load) what `CorpusIndex.first_occurrence` runs, on corpora of one token."""
     for kind, files in KINDS.items():
+        if kind == SUCCESSORS:
+            continue
         arrays = {name: np.zeros((2 if name == STATES else 1, *row), dtype) for name, (dtype, row) in files.items()}
         CorpusIndex(Path(), {"kind": kind}, arrays).first_occurrence(np.zeros(1, np.int32))
 
@@ -339,16 +254,12 @@ def verify_index(path: str | os.PathLike, progress: Progress | None = None) -> d
     Raises IndexFormatError that names the first file that is wrong.
     """
     path, progress = Path(path), progress or no_progress
+    if read_manifest(path)["kind"] == SUCCESSORS:
+        manifest = open_successors(path).manifest
+        check_digests(path, manifest, progress)
+        return manifest
     with open_index(path) as index:
-        files = index.manifest["files"]
-        total, done = sum(files[name]["bytes"] for name in KINDS[index.manifest["kind"]]), 0
-        for name in KINDS[index.manifest["kind"]]:
-            found = describe_file(path / name, lambda n, base=done: progress("verifying", base + n, total))
-            if found["sha256"] != files[name].get("sha256"):
-                raise IndexFormatError(
-                    f"{path / name}: sha256 {found['sha256']}, the manifest wants {files[name].get('sha256')}: changed"
-                )
-            done += found["bytes"]
+        check_digests(path, index.manifest, progress)
         _check_ranges(index)
         return index.manifest
 

@@ -8,8 +8,10 @@ import numpy as np
 
 from redraft.retrieval.frozen_automaton import EDGE_COLUMNS, STATE_COLUMNS
 from redraft.retrieval.suffix_array import KEY_TOKENS
+from redraft.retrieval.token_recycling import WIDTH
 
 __all__ = [
+    "COUNTS",
     "DOCUMENT_ENDS",
     "DOCUMENT_STARTS",
     "EDGES",
@@ -19,6 +21,9 @@ __all__ = [
     "KINDS",
     "MANIFEST",
     "STATES",
+    "SUCCESSORS",
+    "SUCCESSOR_IDS",
+    "SUCCESSOR_PROBS",
     "SUFFIXES",
     "TOKENS",
     "Progress",
@@ -30,6 +35,7 @@ MANIFEST = "manifest.json"
 TOKENS, DOCUMENT_ENDS = "tokens.npy", "document_ends.npy"
 STATES, EDGES = "states.npy", "edges.npy"
 SUFFIXES, DOCUMENT_STARTS, KEYS = "suffixes.npy", "document_starts.npy", "keys.npy"
+SUCCESSORS, SUCCESSOR_IDS, SUCCESSOR_PROBS = "successors", "ids.npy", "probs.npy"  # the kind, and its files
 
 # kind: {file: (dtype, shape of one row)}, in the order of writing.
 _INT32 = np.dtype("<i4")
@@ -42,7 +48,12 @@ KINDS = {
         DOCUMENT_STARTS: (np.dtype("u1"), ()),
         KEYS: (_INT32, (KEY_TOKENS,)),
     },
+    SUCCESSORS: {SUCCESSOR_IDS: (_INT32, (WIDTH,)), SUCCESSOR_PROBS: (np.dtype("<f2"), (WIDTH,))},
 }
+
+# kind: numbers that its manifest states.
+_CORPUS_COUNTS = ("documents", "tokens", "max_token")
+COUNTS = {"suffix_automaton": _CORPUS_COUNTS, "suffix_array": _CORPUS_COUNTS, SUCCESSORS: ("rows", "max_token")}
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, total)
 

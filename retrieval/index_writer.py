@@ -26,6 +26,8 @@ from redraft.retrieval.index_format import (
     FORMAT_VERSION,
     KINDS,
     MANIFEST,
+    SUCCESSOR_IDS,
+    SUCCESSORS,
     TOKENS,
     Progress,
     no_progress,
@@ -97,18 +99,19 @@ class IndexWriter:
         missing = [name for name in KINDS[self.kind] if name not in self._arrays]
         if missing:
             raise ValueError(f"{self.path}: {', '.join(missing)} was not written")
-        tokens = self._arrays[TOKENS]
-        max_token = int(tokens.max(initial=-1))
+        counts = self._counts()
+        vocab_size = tokenizer.get("vocab_size")
+        if self.kind != SUCCESSORS and vocab_size is not None and counts["max_token"] >= vocab_size:
+            # (a model may have more ids than its tokenizer)
+            raise ValueError(f"the corpus holds token id {counts['max_token']}, the tokenizer has {vocab_size} ids")
         manifest = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "kind": self.kind,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "redraft_version": __version__,
-            "tokenizer": _checked_tokenizer(tokenizer, max_token),
-            "documents": len(self._arrays[DOCUMENT_ENDS]),
-            "tokens": len(tokens),
-            "max_token": max_token,
+            "tokenizer": {key: tokenizer.get(key) for key in ("fingerprint", "name", "vocab_size")},
+            **counts,
             "options": options,
             "sources": sources,
         }
@@ -131,6 +134,15 @@ class IndexWriter:
         self._take_name()
         _sync(self.path.parent)
 
+    def _counts(self) -> dict[str, int]:
+        """What the manifest states of what is in the files (`COUNTS`)."""
+        if self.kind == SUCCESSORS:
+            ids = self._arrays[SUCCESSOR_IDS]
+            return {"rows": len(ids), "max_token": int(ids.max(initial=-1))}
+        tokens = self._arrays[TOKENS]
+        documents = len(self._arrays[DOCUMENT_ENDS])
+        return {"documents": documents, "tokens": len(tokens), "max_token": int(tokens.max(initial=-1))}
+
     def _take_name(self) -> None:
         self._check_target()  # someone may have been faster
         if not self.path.exists():
@@ -140,14 +152,6 @@ class IndexWriter:
             self.path.rename(old)
             self._temporary.rename(self.path)
             shutil.rmtree(old)
-
-
-def _checked_tokenizer(tokenizer: dict, max_token: int) -> dict:
-    described = {key: tokenizer.get(key) for key in ("fingerprint", "name", "vocab_size")}
-    vocab_size = described["vocab_size"]
-    if vocab_size is not None and max_token >= vocab_size:
-        raise ValueError(f"the corpus holds token id {max_token}, the tokenizer has {vocab_size} ids")
-    return described
 
 
 def describe_file(file: Path, progress: Callable[[int], None]) -> dict:

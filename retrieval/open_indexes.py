@@ -1,4 +1,4 @@
-"""The corpus indexes that a drafter has open at one time.
+"""The corpus indexes, and the model's successor table, that a drafter has open at one time.
 
 A value: opening or closing an index makes a new one, and whoever holds the old one (a session in the middle of a step, a
 tree that may be asked for its provenance) goes on with it. The files of an index are unmapped when the last holder lets
@@ -17,6 +17,7 @@ from redraft.retrieval.evidence import MAX_CORPORA
 from redraft.retrieval.index_directory import CorpusIndex, open_indexes
 from redraft.retrieval.knowledge import corpora_bundle
 from redraft.retrieval.provenance import Occurrence
+from redraft.retrieval.successor_table import SuccessorTable, open_successors
 
 __all__ = ["OpenIndexes"]
 
@@ -25,14 +26,16 @@ class OpenIndexes:
     """Attributes:
     paths: what was opened, in order; a directory of shards is one path.
     indexes: every CorpusIndex, in the order in which they are asked.
+    successors: the SuccessorTable; without rows where none is open.
     bundle: their arrays and those of the successor table, for the kernels.
     """
 
-    def __init__(self, successor_ids: np.ndarray, successor_probs: np.ndarray, opened=None) -> None:
-        self._table = successor_ids, successor_probs
+    def __init__(self, successors: SuccessorTable | None = None, opened=None) -> None:
+        self.successors = successors or SuccessorTable()
         self._opened: dict[str, tuple[CorpusIndex, ...]] = opened or {}
         self.indexes = tuple(index for indexes in self._opened.values() for index in indexes)
-        self.bundle = corpora_bundle(*self._table, [index.automaton or index.array for index in self.indexes])
+        structures = [index.automaton or index.array for index in self.indexes]
+        self.bundle = corpora_bundle(self.successors.ids, self.successors.probs, structures)
 
     @property
     def paths(self) -> list[str]:
@@ -52,15 +55,24 @@ class OpenIndexes:
                 " time: join some with redraft index merge"
             )
         for index in found:
-            _check_fits(index, [*others, *found])
-        return OpenIndexes(*self._table, {**self._opened, path: tuple(found)})
+            _check_fits(index, [*others, *found, *self._table()])
+        return OpenIndexes(self.successors, {**self._opened, path: tuple(found)})
+
+    def with_successors(self, path, *, tokenizer_fingerprint: str | None, vocab_size: int | None) -> OpenIndexes:
+        """These with the successor table at `path` instead of the present one. Raises IndexFormatError."""
+        table = open_successors(path, tokenizer_fingerprint=tokenizer_fingerprint, vocab_size=vocab_size)
+        _check_fits(table, self.indexes)
+        return OpenIndexes(table, self._opened)
+
+    def _table(self) -> list[SuccessorTable]:
+        return [self.successors] if self.successors.path else []
 
     def without(self, path) -> OpenIndexes:
         """These but the one opened as `path`. Raises KeyError if there is none."""
         path = os.fspath(path)
         if path not in self._opened:
             raise KeyError(f"no index {path} is open; open are: {', '.join(self._opened) or 'none'}")
-        return OpenIndexes(*self._table, {other: found for other, found in self._opened.items() if other != path})
+        return OpenIndexes(self.successors, {other: found for other, found in self._opened.items() if other != path})
 
     def locate(self, passages: Sequence[np.ndarray]) -> list[Occurrence | None]:
         """For each passage (int32[n]) the first place of its longest suffix, of two tokens or more, that occurs.
@@ -78,7 +90,7 @@ class OpenIndexes:
         return place
 
 
-def _check_fits(index: CorpusIndex, beside: list[CorpusIndex]) -> None:
+def _check_fits(index: CorpusIndex | SuccessorTable, beside: Sequence[CorpusIndex | SuccessorTable]) -> None:
     """Indexes made with different tokenizers cannot be used together: the ids of one mean nothing in the other."""
     ours = index.manifest["tokenizer"]
     for other in beside:
