@@ -99,10 +99,10 @@ def test_greedy_text_is_transformers_text_while_the_drafter_learns():
 def test_the_successor_table_is_what_the_model_says_of_each_token(name):
     model = tiny_model(name)
     done = []
-    ids, probs = successor_table(model, progress=done.append)
+    ids, probs = successor_table(model, [1, 40, 5], width=24, progress=done.append)
     with torch.no_grad():
-        contexts = torch.tensor([[1, token] for token in range(VOCAB_SIZE)])
+        contexts = torch.tensor([[1, 40, 5, token] for token in range(VOCAB_SIZE)])
         expected = model(contexts).logits[:, -1].softmax(-1).topk(8)
     assert ids.tolist() == expected.indices.tolist()
     assert torch.allclose(torch.from_numpy(probs), expected.values, atol=1e-5)
-    assert done[-1] == VOCAB_SIZE
+    assert done == [24, 48, VOCAB_SIZE]

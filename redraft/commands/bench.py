@@ -42,6 +42,7 @@ def add_live_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="sample at this temperature instead of greedily")
     parser.add_argument("--index", action="append", default=[], metavar="DIR", help="draft from this index too")
+    parser.add_argument("--successors", metavar="DIR", help="draft from this successor table of the model too")
     parser.add_argument("--max-nodes", type=int, default=32, metavar="N", help="draft budget: most nodes in a tree")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts of a task decoded together")
     parser.add_argument("--fixed", action="store_true", help="verify every drafted node, whatever it costs")
@@ -79,7 +80,7 @@ def run_live(args: argparse.Namespace) -> dict:
     settings = Settings(args.new_tokens, args.temperature, adaptive=not args.fixed)
     config = DraftConfig(vocab_size=int(model.get_output_embeddings().weight.shape[0]), max_nodes=args.max_nodes)
     answers = []
-    with Drafter(config, indexes=args.index) as drafter:
+    with Drafter(config, indexes=args.index, successors=args.successors) as drafter:
         drafter.warmup()
         warm = Settings(16, args.temperature, adaptive=False)  # compile and touch everything once, unmeasured
         list(measure(model, prompts[:1], None, warm, contenders))
@@ -104,7 +105,8 @@ def run_live(args: argparse.Namespace) -> dict:
     limit = NEAR_TIE if args.dtype in ("bfloat16", "float16") or str(model.dtype) != "torch.float32" else 0.0
     record = {
         "settings": asdict(settings)
-        | {"dtype": str(model.dtype).removeprefix("torch."), "max_nodes": args.max_nodes, "batch": args.batch},
+        | {"dtype": str(model.dtype).removeprefix("torch."), "max_nodes": args.max_nodes, "batch": args.batch}
+        | {"indexes": len(args.index), "successors": args.successors is not None},
         "device": str(model.device),
         "threads": _threads(),
         "clock": clock_name(),

@@ -31,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="draft from this index too; may be given several times",
     )
+    parser.add_argument(
+        "--successors", metavar="DIR", help="draft from this table of `redraft index build-successors` too"
+    )
     drafts.add_argument("--server", metavar="ADDRESS", help="draft server to ask: unix:PATH or HOST:PORT")
     drafts.add_argument("--plain", action="store_true", help="no drafting")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="length of the text at most")
@@ -54,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.temperature is None and (args.top_k is not None or args.top_p is not None or args.seed is not None):
         args.usage_error("--top-k, --top-p and --seed are for sampling: give --temperature too")
+    if args.successors and (args.server or args.plain):
+        args.usage_error("--successors is for drafting in this process, not for --server or --plain")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     model, tokenizer = load_model(args.model, dtype=args.dtype)
     ids = _token_ids(tokenizer, prompt, args.chat)
@@ -109,7 +114,7 @@ def _drafter(args: argparse.Namespace, model, tokenizer):
     from redraft.retrieval.config import DraftConfig
 
     vocab_size = int(model.get_output_embeddings().weight.shape[0])
-    if args.server or args.index:
+    if args.server or args.index or args.successors:
         fingerprint = Tokenizer.from_transformers(tokenizer).fingerprint
         config = DraftConfig(vocab_size=vocab_size, tokenizer_fingerprint=fingerprint)
     else:
@@ -120,7 +125,7 @@ def _drafter(args: argparse.Namespace, model, tokenizer):
         return DraftClient(args.server, config, require=True)
     from redraft.retrieval.drafter import Drafter
 
-    return Drafter(config, indexes=args.index)
+    return Drafter(config, indexes=args.index, successors=args.successors)
 
 
 def _coloured(piece: str, source: int) -> str:

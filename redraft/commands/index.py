@@ -1,4 +1,4 @@
-"""Corpus indexes: built once from text, read by any number of servers."""
+"""Indexes: built once from a corpus, or from the model itself, and read by any number of servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redraft.index_builders.ray_shards import build_index_on_ray
 from redraft.index_builders.readers import read_documents
 from redraft.index_builders.sources import list_files
 from redraft.index_builders.stats import MATCH_LENGTHS, held_out_matches, matches_of_texts
-from redraft.index_builders.structures import KINDS
+from redraft.index_builders.structures import KINDS, check_output
 from redraft.index_builders.tokenizers import load_tokenizer
 from redraft.replay.contenders import Redraft
 from redraft.replay.run import Plan, replay_files
@@ -26,6 +26,9 @@ from redraft.replay.traces import RememberedTokenizer, trace_files
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.index_directory import CorpusIndex, open_index, verify_index
+from redraft.retrieval.index_files import read_manifest
+from redraft.retrieval.index_format import SUCCESSORS
+from redraft.retrieval.successor_table import open_successors
 from redraft.retrieval.tokens import as_tokens
 
 __all__ = ["configure", "run"]
@@ -49,6 +52,19 @@ examples:
   redraft index build wiki/*.parquet --tokenizer model.gguf --max-tokens 50M -o wiki.index
 
 An interrupted build resumes when the same command is given again.
+"""
+
+_SUCCESSORS_HELP = """\
+Build the target model's own successor table: the likeliest next tokens after each token of its vocabulary.
+
+The model is run once over its vocabulary; no text is read. Drafting uses the table where nothing better is known yet,
+above all at the beginning of a text.
+"""
+
+_SUCCESSORS_EXAMPLES = """\
+examples:
+  redraft index build-successors --model ./model -o model.successors
+  redraft serve --successors model.successors
 """
 
 _MERGE_EXAMPLES = """\
@@ -125,6 +141,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     build.add_argument("--ray-tasks", type=_count, metavar="N", help="into how many tasks (otherwise one per CPU)")
     build.add_argument("--quiet", action="store_true", help="no progress and no summary")
+
+    successors = add(
+        "build-successors",
+        "build a model's own successor table",
+        _build_successors,
+        description=_SUCCESSORS_HELP,
+        epilog=_SUCCESSORS_EXAMPLES,
+    )
+    successors.add_argument(
+        "--model", required=True, metavar="MODEL", help="a transformers folder, a .gguf file, or a name on the hub"
+    )
+    successors.add_argument("-o", "--output", required=True, metavar="DIR", help="the table's directory to make")
+    successors.add_argument("--force", action="store_true", help="replace a table that exists")
+    successors.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of the model; auto is bfloat16 on CUDA, else float32",
+    )
+    successors.add_argument("--batch", type=_count, default=256, metavar="N", help="tokens run at a time")
 
     inspect = add("inspect", "say what an index holds", _inspect)
     inspect.add_argument("index", metavar="DIR", help="the index directory")
@@ -212,10 +248,33 @@ def _build_report(output: str, summary: BuildSummary) -> str:
     )
 
 
+def _build_successors(args: argparse.Namespace) -> int:
+    from redraft.decoding.loading import load_model
+    from redraft.index_builders.successors import build_successors
+
+    check_output(Path(args.output), args.force)
+    progress = Progress()
+    model, tokenizer = load_model(args.model, dtype=args.dtype)
+    made = build_successors(
+        model,
+        tokenizer,
+        args.output,
+        name=Path(args.model).name,
+        width=args.batch,
+        force=args.force,
+        progress=progress,
+    )
+    print(f"{args.output}: {made['rows']:,} rows, {progress.seconds['vocabulary']:.0f} s", file=sys.stderr)
+    return 0
+
+
 def _inspect(args: argparse.Namespace) -> int:
-    with open_index(args.index) as index:
-        manifest = index.manifest
-        print(json.dumps(manifest, indent=2, ensure_ascii=False) if args.json else _description(args.index, manifest))
+    if read_manifest(args.index)["kind"] == SUCCESSORS:
+        manifest = open_successors(args.index).manifest
+    else:
+        with open_index(args.index) as index:
+            manifest = index.manifest
+    print(json.dumps(manifest, indent=2, ensure_ascii=False) if args.json else _description(args.index, manifest))
     return 0
 
 
@@ -226,8 +285,8 @@ def _description(path: str, manifest: dict) -> str:
         f"{name} {value}" for name, value in manifest["options"].items() if value not in (None, False, [], [1, 1])
     ]
     lines = [
-        f"{path}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens",
-        f"  {readable_bytes(size)}, {size / max(1, manifest['tokens']):.1f} bytes per token",
+        f"{path}: {_contents(manifest)}",
+        f"  {readable_bytes(size)}, {size / max(1, manifest.get('tokens', manifest.get('rows'))):.1f} bytes per token",
         f"  {manifest['kind'].replace('_', ' ')}, format {manifest['format_version']}",
         f"  written {manifest['created']} by redraft {manifest['redraft_version']}",
         f"  tokenizer {tokenizer['name']}, {tokenizer['vocab_size']} ids, fingerprint {tokenizer['fingerprint']}",
@@ -240,6 +299,12 @@ def _description(path: str, manifest: dict) -> str:
             lines.append(f"  from {source}")
     lines += [f"  {name}: {readable_bytes(file['bytes'])}" for name, file in manifest["files"].items()]
     return "\n".join(lines)
+
+
+def _contents(manifest: dict) -> str:
+    if manifest["kind"] == SUCCESSORS:
+        return f"successors of {manifest['rows']:,} tokens"
+    return f"{manifest['documents']:,} documents, {manifest['tokens']:,} tokens"
 
 
 def _merge(args: argparse.Namespace) -> int:
@@ -329,7 +394,7 @@ def _texts_to_measure(args: argparse.Namespace, index: CorpusIndex) -> list[np.n
 def _verify(args: argparse.Namespace) -> int:
     with Progress().stages() as report:
         manifest = verify_index(args.index, report)
-    print(f"{args.index}: intact, {manifest['documents']:,} documents, {manifest['tokens']:,} tokens")
+    print(f"{args.index}: intact, {_contents(manifest)}")
     return 0
 
 

@@ -31,9 +31,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="an index built by `redraft index build`; may be given several times",
     )
+    add("--successors", metavar="DIR", help="the model's table made by `redraft index build-successors`")
     add("--listen", default=DEFAULT_LISTEN, type=_address, metavar="ADDRESS", help="unix:PATH or HOST:PORT")
     add("--vocab-size", type=int, metavar="N", help="token ids are 0..N-1; without it any non-negative int32 is taken")
-    add("--max-nodes", type=int, default=DraftConfig.max_nodes, metavar="N", help="draft budget where a client names none")
+    add(
+        "--max-nodes",
+        type=int,
+        default=DraftConfig.max_nodes,
+        metavar="N",
+        help="draft budget where a client names none",
+    )
     add(
         "--memory-tokens",
         type=int,
@@ -99,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     def make_drafter():
         from redraft.retrieval.drafter import Drafter
 
-        return Drafter(config, indexes=indexes)
+        return Drafter(config, indexes=indexes, successors=args.successors)
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     serve(make_drafter, settings, on_ready=_announce)
@@ -112,6 +119,8 @@ def _announce(server) -> None:
     config, paths = server.service.drafter.config, server.service.drafter.index_paths
     vocabulary = f"vocabulary {config.vocab_size}" if config.vocab_size else "any vocabulary"
     indexes = {0: "no index", 1: "1 index"}.get(len(paths), f"{len(paths)} indexes")
+    if server.service.drafter.indexes.successors.path:
+        indexes += " and a successor table"
     sessions = f"at most {server.settings.max_sessions} sessions"
     print(f"redraft is ready on {server.address} ({indexes}, {vocabulary}, {sessions})", flush=True)
 
