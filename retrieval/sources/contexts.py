@@ -8,6 +8,8 @@ only, that too is evidence ("absent"). Cost: a look-up and two short lists per p
 
 from __future__ import annotations
 
+import numpy as np
+
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.kernel import inner
@@ -47,7 +49,7 @@ def add_contexts(
             if row >= 0:
                 cells = ballot.cells
                 if cells[row, first_slot] == 0:
-                    recency = ev.recency(rank, now - nodes[node, pt.LAST])
+                    recency = ev.recency(rank, now - np.int64(nodes[node, pt.LAST]))
                     cells[row, first_slot] = ev.first_cell(first_cells, level, match, count, total, recency)
                     ballot.named_by[row] |= named_by
                 elif cells[row, next_slot] == 0:
