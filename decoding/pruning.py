@@ -45,4 +45,4 @@ def _subtree(tree: DraftTree, kept: np.ndarray) -> DraftTree:
             number[node] = count
             count += 1
     chosen = np.flatnonzero(number[:-1] >= 0)
-    return DraftTree(tree.tokens[chosen], parents[:count], tree.probs[chosen], tree.sources[chosen])
+    return DraftTree(tree.tokens[chosen], parents[:count], tree.probs[chosen], tree.sources[chosen], tree.origin)

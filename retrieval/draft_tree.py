@@ -54,6 +54,10 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __getstate__(self) -> dict:
+        """A copy for another process leaves out `origin`, which holds whole indexes."""
+        return {**self.__dict__, "origin": None}
+
     @classmethod
     def empty(cls) -> DraftTree:
         return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint8))

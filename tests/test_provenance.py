@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 
 import grpc
@@ -13,6 +14,7 @@ from test_client import PATIENT
 from test_corpus_source import CONFIG, KINDS, V, many_documents, path_to, some_context, write
 
 from redraft.client.draft_client import DraftClient
+from redraft.decoding.pruning import not_deeper
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.drafter import Drafter
@@ -92,6 +94,22 @@ def test_the_place_is_that_of_the_drafted_token(tmp_path):
         assert tree.tokens.tolist() == [3, 9, 8]
         assert tree.provenance() == [Occurrence(path, 2, 3), Occurrence(path, 2, 4), Occurrence(path, 2, 5)]
         assert drafter.open([4, 3]).draft().provenance()[0] == Occurrence(path, 0, 2)  # 3 9, first seen after 5
+
+
+def test_copies(tmp_path):
+    """A part of a tree knows its places; a tree sent to another process leaves the indexes behind."""
+    path = str(write(tmp_path / "i", [[1, 2, 3, 4]] * 100, "suffix_automaton"))
+    with Drafter(CONFIG, indexes=[path]) as drafter:
+        tree = drafter.open([1]).draft()
+        assert (
+            not_deeper(tree, 2).provenance()
+            == tree.provenance()[:2]
+            == [Occurrence(path, 0, 1), Occurrence(path, 0, 2)]
+        )
+        sent = pickle.loads(pickle.dumps(tree))
+        assert sent.tokens.tolist() == tree.tokens.tolist() == [2, 3, 4]
+        assert sent.provenance() == [None] * 3
+        assert len(pickle.dumps(tree)) < 2000
 
 
 def test_a_tree_keeps_the_indexes_it_was_drafted_from(tmp_path):

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--index",
         action="append",
         metavar="DIR",
-        help="an index built by `redraft index build`; may be given several times",
+        help="an index built by `redraft index build`, or a directory of several; may be given several times",
     )
     add("--successors", metavar="DIR", help="the model's table made by `redraft index build-successors`")
     add("--listen", default=DEFAULT_LISTEN, type=_address, metavar="ADDRESS", help="unix:PATH or HOST:PORT")
