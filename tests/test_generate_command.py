@@ -8,9 +8,7 @@ import sys
 
 import pytest
 import torch
-from tiny_models import tiny_llama
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tiny_models import save_with_tokenizer, tiny_llama
 
 from redraft.cli import main
 from redraft.decoding.text_stream import TextStream
@@ -20,15 +18,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    """A tiny model with a byte-level tokenizer of 64 entries, as transformers saves them."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny_llama().save_pretrained(folder)
-    symbols = ["<pad>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz .,ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"]
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols[:64])}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>").save_pretrained(folder)
-    return folder
+    return save_with_tokenizer(tiny_llama(), tmp_path_factory.mktemp("tiny"))
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:

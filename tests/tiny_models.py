@@ -7,9 +7,11 @@ greedy text does not end in one repeated token at once.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 VOCAB_SIZE = 64
 
@@ -47,6 +49,17 @@ def _model(model_class, config_class, attention: str, seed: int, extra: dict):
     torch.manual_seed(seed)
     config = config_class(**{**_SHAPE, **extra}, attn_implementation=attention)
     return model_class(config).eval()
+
+
+def save_with_tokenizer(model, folder: Path) -> Path:
+    """Save a model and a tokenizer of single characters, 64 entries, as transformers does; returns the folder."""
+    model.save_pretrained(folder)
+    symbols = ["<pad>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz .,ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"]
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols[:VOCAB_SIZE])}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>").save_pretrained(folder)
+    return folder
 
 
 def random_prompts(count: int, seed: int = 0, longest: int = 24) -> list[torch.Tensor]:
