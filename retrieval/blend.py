@@ -83,7 +83,7 @@ def _uses(enabled, source):
 def gather(knowledge, places, place, ballot, draft, enabled):
     """Collect the candidates at a place, and the evidence for each. THE LIST OF SOURCES.
 
-    `draft` is the caller's own (tokens, parents, probs). `enabled` has a bit per `Source`. Candidates are few (32), so
+    `draft` is the caller's own (tokens, parents, probs). `enabled` has a bit per `Source`. Candidates are few (48), so
     the sources stand in order of how much they know.
     """
     ev.clear(ballot)

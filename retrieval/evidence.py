@@ -18,7 +18,7 @@ import numpy as np
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.kernel import inner
 
-MAX_CANDIDATES = 32  # per place in the tree
+MAX_CANDIDATES = 48  # per place in the tree
 MAX_CORPORA = 8  # indexes asked at once
 
 # --- slots -----------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ _FREQUENT_CELLS = 16
 _AGE_CELLS = 16 * 2 * 2
 _RECYCLED_CELLS = 8 * 8
 _CALLER_CELLS = 8 * 8 * 2
-TRACK_RECORD_BITS, TRACK_RECORD_PAIR_BITS = 12, 15
+TRACK_RECORD_BITS, TRACK_RECORD_PAIR_BITS = 14, 17
 
 _sizes = [1]  # cell 0 is "no evidence": it weighs nothing and learns nothing
 
@@ -100,8 +100,8 @@ N_CELLS = sum(_sizes)
 class Ballot(NamedTuple):
     """The candidates for one place and the evidence for each.
 
-    tokens: int32[32]; named_by: int32[32]  BY_* bits; cells: int32[32, N_SLOTS]  cell per slot, 0 = none;
-    scores: float64[32]  filled by `blend.score`; lookup: int64[128]  open addressing, stamp << 8 | candidate;
+    tokens: int32[48]; named_by: int32[48]  BY_* bits; cells: int32[48, N_SLOTS]  cell per slot, 0 = none;
+    scores: float64[48]  filled by `blend.score`; lookup: int64[128]  open addressing, stamp << 8 | candidate;
     header: int64[3]  number of candidates, stamp, row of the situation's weights.
     """
 

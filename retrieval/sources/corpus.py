@@ -1,8 +1,8 @@
 """Evidence from corpus indexes: what followed the last tokens in a large body of text.
 
-A cursor per index and place in the tree walks the frozen automaton or the suffix array. Contexts of up to 4 tokens are enough: what a
-corpus adds are the general habits of a language or a code base, and those are short. The eight most frequent
-successors of the longest context, and of the next one that occurred more often, are candidates.
+A cursor per index and place in the tree walks the frozen automaton or the suffix array. What a
+corpus adds are mostly the general habits of a language or a code base, and those are short: the eight most frequent
+successors of the longest context, and of the next two that occurred more often, are candidates.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from redraft.retrieval import suffix_array as sa
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.knowledge import AUTOMATON, CURSOR, array_at, automaton_at
 
-MAX_CONTEXT = 4
-MAX_LEVELS = 2
+MAX_CONTEXT = 8
+MAX_LEVELS = 3
 MAX_SUCCESSORS = 8
 
 
