@@ -259,7 +259,7 @@ def _build_successors(args: argparse.Namespace) -> int:
         model,
         tokenizer,
         args.output,
-        name=Path(args.model).name,
+        name=Path(args.model).expanduser().name if Path(args.model).expanduser().exists() else args.model,
         width=args.batch,
         force=args.force,
         progress=progress,
