@@ -24,7 +24,7 @@ _HOMES = {
     "generate": "redraft.decoding.generate",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the keys are strings
 
 
 def __getattr__(name: str):

@@ -64,7 +64,7 @@ def _no_counting() -> dict:
     """The option that leaves out reference counting; it is not public, so a Numba without it compiles without it."""
     try:
         numba.njit(_nrt=False)(_no_counting)
-    except Exception:  # whatever a future Numba says to an option it does not know
+    except Exception:  # noqa: BLE001 - whatever a future Numba says to an option it does not know
         return {}
     return {"_nrt": False}
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from redraft.retrieval.kernel import inner, kernel
 
-__all__ = ["RecyclingTable", "WIDTH", "find_row", "learn_rows", "new_table"]
+__all__ = ["WIDTH", "RecyclingTable", "find_row", "learn_rows", "new_table"]
 
 WIDTH = 8  # successors kept per row
 
