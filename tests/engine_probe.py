@@ -48,7 +48,7 @@ class Probe:
     def _knowledge(self):
         session = self._session
         return (
-            session._bundle.addresses, session._namespace.bundle.addresses, session._corpora.addresses,
+            session._bundle.addresses, session._namespace.bundle.addresses, session._indexes.bundle.addresses,
             self._bundle.addresses, session._proposal.addresses,
         )  # fmt: skip
 

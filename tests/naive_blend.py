@@ -60,7 +60,7 @@ class Evidence:
 
 
 class Ballot(dict):
-    """token -> Evidence, in the order in which candidates came; full at 32.
+    """token -> Evidence, in the order in which candidates came; there is not room for all.
 
     `situation` is the row of weights that all candidates have in common."""
 

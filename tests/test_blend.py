@@ -141,7 +141,7 @@ def test_with_a_source_left_out(name):
 
 
 def test_more_candidates_than_there_is_room_for():
-    """The first 32 stay; whoever comes later is left out."""
+    """The first come stay; whoever comes later is left out."""
     rng = np.random.default_rng(8)
     drafter, twin_namespace = Drafter(DraftConfig()), NaiveNamespace()
     prompt = [x for token in rng.permutation(60).tolist() for x in (100, token)] * 2
@@ -152,11 +152,8 @@ def test_more_candidates_than_there_is_room_for():
         candidates = Candidates.checked(*rows)
         engine.commit([token], candidates)
         twin.commit([token], (rows[0], rows[1], ids.tolist(), rows[3].tolist()))
-    engine.draft(proposal=DraftTree(
-        np.arange(300, 340, dtype=np.int32), np.full(40, -1, np.int32), np.full(40, 0.02, np.float32),
-        np.full(40, Source.CALLER, np.uint8),
-    ))  # fmt: skip
-    twin.propose([(token, -1, float(np.float32(0.02))) for token in range(300, 340)])
+    twin.propose([(token, -1, float(np.float32(0.02))) for token in range(300, 300 + ev.MAX_CANDIDATES - 4)])
+    engine.draft(proposal=as_tree(twin.proposal))
     found = Probe(engine).evaluate()
     assert len(found) == ev.MAX_CANDIDATES
     compare_places(engine, twin, rng)

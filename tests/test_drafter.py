@@ -19,6 +19,7 @@ from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.drafter import Drafter
+from redraft.retrieval.evidence import MAX_CORPORA
 
 VOCAB = 50
 
@@ -209,12 +210,12 @@ def test_indexes_come_and_go_under_an_open_session(index, tmp_path):
     assert Source.CORPUS not in session.draft().sources
     with pytest.raises(KeyError, match="no index"):
         drafter.unload_index(index)
-    others = [write_index(tmp_path / f"{i}.index", [[1, 2, 3]]) for i in range(5)]
-    for path in others[:4]:
+    others = [write_index(tmp_path / f"{i}.index", [[1, 2, 3]]) for i in range(MAX_CORPORA + 1)]
+    for path in others[:-1]:
         drafter.load_index(path)
-    with pytest.raises(ValueError, match="at most 4"):
-        drafter.load_index(others[4])
-    assert len(drafter.index_paths) == 4
+    with pytest.raises(ValueError, match=f"at most {MAX_CORPORA}"):
+        drafter.load_index(others[-1])
+    assert len(drafter.index_paths) == MAX_CORPORA
 
 
 # --- determinism -----------------------------------------------------------------------------------------------------

@@ -223,6 +223,19 @@ def test_nothing_is_kept_by_reference():
     assert state(drafter, session) == before
 
 
+def test_a_proposal_is_learned_from_as_it_was_when_it_was_drafted_from():
+    learned = []
+    for changed in (False, True):
+        drafter, session = begun()
+        proposal = DraftTree.chain([1, 2, 3], [0.9, 0.5, 0.1])
+        session.draft(proposal=proposal)
+        if changed:
+            proposal.tokens[:], proposal.parents[:], proposal.probs[:] = [9, 8, 7], -1, 0.3
+        session.commit([1, 2, 0])
+        learned.append(state(drafter, session))
+    assert learned[0] == learned[1]
+
+
 def test_short_texts():
     for prompt in ([], [3], [3, 3], [0]):
         drafter = Drafter(DraftConfig(vocab_size=4))
@@ -285,6 +298,15 @@ def test_what_was_cut_off_is_not_remembered():
     session.truncate(3)  # into the prompt
     session.close()
     assert not {21, 22, 23, 24, 25} & set(drafter.open([20]).draft(max_nodes=512).tokens.tolist())
+
+
+def test_what_is_written_after_going_back_into_the_prompt_is_remembered_whole():
+    drafter = Drafter(DraftConfig(vocab_size=VOCAB))
+    session = drafter.open(range(30))
+    session.truncate(3)
+    session.commit([40, 41, 42, 43, 44, 45])
+    session.close()
+    assert drafter._namespaces["default"].memory.n_tokens == 9  # the output, after what is left of the prompt
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
