@@ -114,6 +114,17 @@ def test_negligible_candidates_do_not_fill_a_budget():
         assert tree.probs.min() >= np.float32(NEGLIGIBLE / max_nodes)
 
 
+def test_of_equals_the_first_opened_comes_first():
+    """An untrained model judges all of a caller's equally probable siblings alike."""
+    tokens = np.array([90, 10, 80, 20, 70, 30, 60, 40, 50, 5, 95, 15, 85, 25], np.int32)
+    n = len(tokens)
+    proposal = DraftTree(tokens, np.full(n, -1, np.int32), np.full(n, 0.04, np.float32), np.zeros(n, np.uint8))
+    for max_nodes in (n - 2, 64):
+        tree = Drafter().open([]).draft(max_nodes=max_nodes, proposal=proposal)
+        equals = tree.tokens[tree.probs == tree.probs[-1]].tolist()
+        assert len(equals) > 3 and equals == tokens.tolist()[: len(equals)]
+
+
 def test_drafting_changes_nothing():
     session = trained(np.random.default_rng(6), 4)
     first = session.draft(max_nodes=32)
