@@ -86,7 +86,7 @@ def gather(knowledge, places, place, ballot, draft, enabled):
     `draft` is the caller's own (tokens, parents, probs). `enabled` has a bit per `Source`. Candidates are few (48), so
     the sources stand in order of how much they know.
     """
-    ev.clear(ballot)
+    ev.clear(ballot, ev.MAX_CANDIDATES if len(knowledge.kinds) else ev.FEWER_CANDIDATES)
     window, filled, path, pointers = places.windows[place], places.filled[place], places.path, places.pointers
     last = window[0] if filled > 0 else -1
     before_last = window[1] if filled > 1 else -1

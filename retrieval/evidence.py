@@ -18,7 +18,8 @@ import numpy as np
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.kernel import inner
 
-MAX_CANDIDATES = 48  # per place in the tree
+MAX_CANDIDATES = 48  # per place in the tree, where corpora are asked
+FEWER_CANDIDATES = 32  # elsewhere: more would cost time and add nothing
 MAX_CORPORA = 8  # indexes asked at once
 
 # --- slots -----------------------------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ _FREQUENT_CELLS = 16
 _AGE_CELLS = 16 * 2 * 2
 _RECYCLED_CELLS = 8 * 8
 _CALLER_CELLS = 8 * 8 * 2
-TRACK_RECORD_BITS, TRACK_RECORD_PAIR_BITS = 14, 17
+TRACK_RECORD_BITS, TRACK_RECORD_PAIR_BITS = 13, 15
 
 _sizes = [1]  # cell 0 is "no evidence": it weighs nothing and learns nothing
 
@@ -102,7 +103,7 @@ class Ballot(NamedTuple):
 
     tokens: int32[48]; named_by: int32[48]  BY_* bits; cells: int32[48, N_SLOTS]  cell per slot, 0 = none;
     scores: float64[48]  filled by `blend.score`; lookup: int64[128]  open addressing, stamp << 8 | candidate;
-    header: int64[3]  number of candidates, stamp, row of the situation's weights.
+    header: int64[4]  number of candidates, stamp, row of the situation's weights, most candidates.
     """
 
     tokens: np.ndarray
@@ -120,15 +121,16 @@ def new_ballot() -> Ballot:
         np.zeros((MAX_CANDIDATES, N_SLOTS), np.int32),
         np.zeros(MAX_CANDIDATES, np.float64),
         np.zeros(128, np.int64),
-        np.array([0, 0, N_SETS], np.int64),
+        np.array([0, 0, N_SETS, MAX_CANDIDATES], np.int64),
     )
 
 
 @inner(inline=False)
-def clear(ballot):
-    """Begin another place."""
+def clear(ballot, most):
+    """Begin another place, which is to have at most `most` candidates."""
     ballot.header[0] = 0
     ballot.header[1] += 1
+    ballot.header[3] = most
 
 
 @inner(inline=False)
@@ -148,7 +150,7 @@ def candidate(ballot, token):
             return row
         slot = (slot + 1) & 127
     row = header[0]
-    if row == MAX_CANDIDATES:
+    if row == header[3]:
         return np.int64(-1)
     header[0] = row + 1
     lookup[slot] = stamp | row

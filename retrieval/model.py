@@ -4,7 +4,7 @@ A cell holds the hit rate of the candidates it described (`rate` over `trials`),
 correction of its own (`bias`). A weight says how much of a slot's strength to believe. It is the sum of two: one by the
 set of kinds of evidence that name the candidate (a pointer that stands alone deserves another weight than one that the
 memory confirms), one by the situation, that is, by how long the matches of session, memory and corpora are.
-`blend.py` reads and teaches these tables. About 2.5 MB; the start values make an untrained model useful at once.
+`blend.py` reads and teaches these tables. About 900 kB; the start values make an untrained model useful at once.
 """
 
 from __future__ import annotations

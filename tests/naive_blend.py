@@ -67,7 +67,7 @@ class Ballot(dict):
     situation: int
 
     def named(self, token):
-        if token in self or len(self) < ev.MAX_CANDIDATES:
+        if token in self or len(self) < ev.FEWER_CANDIDATES:
             return self.setdefault(token, Evidence())
         return None
 

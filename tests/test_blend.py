@@ -152,10 +152,10 @@ def test_more_candidates_than_there_is_room_for():
         candidates = Candidates.checked(*rows)
         engine.commit([token], candidates)
         twin.commit([token], (rows[0], rows[1], ids.tolist(), rows[3].tolist()))
-    twin.propose([(token, -1, float(np.float32(0.02))) for token in range(300, 300 + ev.MAX_CANDIDATES - 4)])
+    twin.propose([(token, -1, float(np.float32(0.02))) for token in range(300, 300 + ev.FEWER_CANDIDATES - 4)])
     engine.draft(proposal=as_tree(twin.proposal))
     found = Probe(engine).evaluate()
-    assert len(found) == ev.MAX_CANDIDATES
+    assert len(found) == ev.FEWER_CANDIDATES
     compare_places(engine, twin, rng)
 
 
