@@ -18,7 +18,6 @@ class DraftConfig:
         max_nodes: draft budget, the most nodes in one tree (1 to 512).
         min_prob: a node is drafted only if its estimated path probability reaches this (0 = fill the budget).
         memory_tokens: how many tokens of earlier outputs a namespace remembers; the oldest unused go first. 0 = none.
-        remember_prompts: also keep earlier prompts, as a memory of their own.
         tokenizer_fingerprint: what an index must have been built with; None skips the check.
         disabled: names of sources to leave out (`Source.NAMES`), for ablations.
     """
@@ -27,7 +26,6 @@ class DraftConfig:
     max_nodes: int = 32
     min_prob: float = 0.0
     memory_tokens: int = 2_000_000
-    remember_prompts: bool = False
     tokenizer_fingerprint: str | None = None
     disabled: frozenset[str] = frozenset()
 
