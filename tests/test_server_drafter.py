@@ -176,11 +176,16 @@ def test_generate_through_the_server_writes_the_same_text(listen, index):
     with running(Drafter(CONFIG, indexes=[index]), listen), DraftClient(listen, CONFIG, **PATIENT) as client:
         for name in ("llama", "qwen3"):
             model = tiny_model(name)
-            for prompt in random_prompts(6, seed=3):
-                for options in ({}, {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": 5}):
-                    plain = generate(model, prompt, max_new_tokens=24, **options)
-                    drafted = generate(model, prompt, client, max_new_tokens=24, **options)
-                    assert drafted.sequences.tolist() == plain.sequences.tolist()
+            prompts = random_prompts(200, seed=3)
+            for prompt in prompts:
+                greedy = model.generate(prompt, do_sample=False, max_new_tokens=16)
+                drafted = generate(model, prompt, client, max_new_tokens=16)
+                assert drafted.sequences.tolist() == greedy.tolist()
+            for prompt in prompts[:6]:
+                options = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": 5}
+                plain = generate(model, prompt, max_new_tokens=24, **options)
+                drafted = generate(model, prompt, client, max_new_tokens=24, **options)
+                assert drafted.sequences.tolist() == plain.sequences.tolist()
         assert client.stats.served and not client.stats.fallbacks
 
 
