@@ -1,7 +1,7 @@
 """What a namespace remembers: earlier outputs, as one context trie with a token budget.
 
-Every output is a document of its own, so contexts never reach from one into the next. It can be appended to while its
-session runs, which is how concurrent sessions learn from each other. When the budget is exceeded, the oldest blocks
+Every output is a document of its own, so contexts never reach from one into the next. A session's output joins when the
+session closes. When the budget is exceeded, the oldest blocks
 (32 tokens) of the document that was longest unused are forgotten, exactly: the trie is then as if it had never seen them.
 A document is used when it is appended to, or when text is being copied from it.
 
