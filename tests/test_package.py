@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tomllib
 
 import redraft
 
@@ -53,6 +52,7 @@ print([names for names in files.values() if len(names) > 1 and any("redraft" in 
 
 
 def test_pyproject_lists_every_folder_of_the_package():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 and later")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     listed = {project["package-dir"].get(name, name.replace(".", "/")) for name in project["packages"]}
     outside = {"tests", "benchmarks", ".venv", "build"}
