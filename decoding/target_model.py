@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from redraft.decoding.kv_cache import TreeCache
+from redraft.decoding.packed_linear import packed_linears
 from redraft.decoding.stats import GenerationStats
 from redraft.decoding.tree_attention import PACKED, packed_attention, tree_inputs, tree_mask
 from redraft.retrieval.draft_tree import DraftTree
@@ -118,7 +119,7 @@ class TargetModel:
         hook = self._embeddings.register_forward_pre_hook(self._before_head)
         self.model.eval()
         try:
-            with torch.inference_mode(), packed_attention(self.model):
+            with torch.inference_mode(), packed_attention(self.model), packed_linears(self.model):
                 if self.model not in _tried:
                     self._trial()
                     _tried.add(self.model)
@@ -181,9 +182,11 @@ class TargetModel:
 
     def _head_is_linear(self) -> bool:
         """Whether logits are nothing but hidden states times the output embedding (no bias, scale or cap)."""
+        if type(self._embeddings) is not torch.nn.Linear or self._embeddings.bias is not None:
+            return False
         cache = self.new_cache(1, 1)
         logits, hidden = self.prefill(cache, 0, torch.zeros(1, dtype=torch.long, device=self.device), np.array([0]))
-        return torch.equal(logits, torch.nn.functional.linear(hidden, self._embeddings.weight))
+        return torch.equal(logits, self._embeddings.forward(hidden))
 
     def _trial(self) -> None:
         """Verify a small tree and each of its paths; raise ValueError unless the logits agree."""

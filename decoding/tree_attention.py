@@ -71,18 +71,29 @@ def tree_mask(lengths: list[int], trees: list[DraftTree], dtype: torch.dtype, de
 
 
 def packed_sdpa(module, query, key, value, attention_mask, **kwargs):
-    """transformers' sdpa attention, with the query heads of a key-value head side by side for masked trees."""
-    groups = query.shape[1] // key.shape[1]
-    queries = query.shape[2]
-    if groups == 1 or queries == 1 or attention_mask is None or attention_mask.shape[1] != 1:
+    """transformers' sdpa attention, with the query heads of a key-value head side by side for trees and single queries."""
+    rows, heads, queries, dim = query.shape
+    groups = heads // key.shape[1]
+    prompt = attention_mask is None and queries > 1  # causal
+    if groups == 1 or prompt or (attention_mask is not None and attention_mask.shape[1] != 1):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    rows, heads, _, dim = query.shape
     packed = query.reshape(rows, heads // groups, groups * queries, dim)
-    mask = attention_mask.expand(rows, 1, -1, -1).repeat(1, 1, groups, 1)
+    mask = None if attention_mask is None else _tiled(attention_mask, rows, groups)
     output = torch.nn.functional.scaled_dot_product_attention(
         packed, key, value, attn_mask=mask, scale=kwargs.get("scaling")
     )
     return output.reshape(rows, heads, queries, -1).transpose(1, 2).contiguous(), None
+
+
+def _tiled(mask: torch.Tensor, rows: int, groups: int) -> torch.Tensor:
+    """`mask` once for each query head of a group; made for the first layer of a forward and kept for the others."""
+    if getattr(_last, "mask", None) is not mask or _last.groups != groups:
+        _last.mask, _last.groups = mask, groups
+        _last.tiled = mask.expand(rows, 1, -1, -1).repeat(1, 1, groups, 1)
+    return _last.tiled
+
+
+_last = threading.local()
 
 
 AttentionInterface.register(PACKED, packed_sdpa)
@@ -104,6 +115,7 @@ def packed_attention(model: PreTrainedModel):
     try:
         yield
     finally:
+        _last.__dict__.clear()
         with _lock:
             users["now"] -= 1
             if users["now"] == 0 and config._attn_implementation == PACKED:
