@@ -7,11 +7,11 @@ the result is written as every index is: whole, or not at all.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 
+from redraft.decoding.states import weights_digest
 from redraft.decoding.successors import CONTEXT, successor_table
 from redraft.index_builders.progress import Progress
 from redraft.index_builders.tokenizers import Tokenizer
@@ -47,18 +47,3 @@ def build_successors(
         with progress.stages() as report:
             writer.publish(tokenizer=described, options=options, sources=[], progress=report)
     return options | {"rows": rows}
-
-
-def weights_digest(model) -> str:
-    """Hexadecimal SHA-256 of all weights as they are in memory: names, types, shapes and values, in order of name."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
-
-
-def _bytes(tensor) -> memoryview:
-    import torch
-
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["TokenParts"]
+__all__ = ["TokenParts", "read_json", "take_lock", "write_durably"]
 
 
 class TokenParts:
@@ -41,13 +41,7 @@ class TokenParts:
         self.folder = folder
         self.resumable = plan is not None
         self._markers: list[dict] = []
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = open(folder / "lock", "w")  # noqa: SIM115 - kept open: the lock lives as long as the file
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise BlockingIOError(f"{folder} is in use: another build of the same index is running") from error
+        self._lock = take_lock(folder)
         try:
             self._take_over(plan)
         except BaseException as error:
@@ -55,12 +49,12 @@ class TokenParts:
             raise
 
     def _take_over(self, plan: dict | None) -> None:
-        found = _read_json(self.folder / "plan.json")
+        found = read_json(self.folder / "plan.json")
         if plan is None or found != json.loads(json.dumps(plan)):
             for path in self.folder.glob("part-*"):
                 path.unlink()
-            _write_durably(self.folder / "plan.json", json.dumps(plan).encode())
-        while (marker := _read_json(self._path(len(self._markers), ".json"))) is not None:
+            write_durably(self.folder / "plan.json", json.dumps(plan).encode())
+        while (marker := read_json(self._path(len(self._markers), ".json"))) is not None:
             self._markers.append(marker)
 
     def __enter__(self) -> TokenParts:
@@ -89,7 +83,7 @@ class TokenParts:
             file.flush()
             os.fsync(file.fileno())
         marker = {"ends": np.cumsum([len(document) for document in documents]).tolist(), "state": state}
-        _write_durably(self._path(number, ".json"), json.dumps(marker).encode())
+        write_durably(self._path(number, ".json"), json.dumps(marker).encode())
         self._markers.append(marker)
 
     def documents(self) -> Iterator[np.ndarray]:
@@ -109,7 +103,22 @@ class TokenParts:
         return self.folder / f"part-{number:05d}{suffix}"
 
 
-def _read_json(path: Path):
+def take_lock(folder: Path):
+    """Make `folder` if need be and lock it for one build; returns the file whose closing ends the lock.
+
+    Raises BlockingIOError when another build holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / "lock", "w")  # noqa: SIM115 - kept open: the lock lives as long as the file
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise BlockingIOError(f"{folder} is in use: another build of the same index is running") from error
+    return lock
+
+
+def read_json(path: Path):
     """The value in a file, None if there is no such file or it was cut."""
     try:
         return json.loads(path.read_bytes())
@@ -117,7 +126,7 @@ def _read_json(path: Path):
         return None
 
 
-def _write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all, even after a power cut."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:

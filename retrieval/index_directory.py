@@ -26,6 +26,8 @@ from redraft.retrieval.frozen_automaton import (
 )
 from redraft.retrieval.index_files import check_digests, check_tokenizer, open_arrays, read_manifest
 from redraft.retrieval.index_format import (
+    CORPUS_KINDS,
+    DENSE,
     DOCUMENT_ENDS,
     DOCUMENT_STARTS,
     EDGES,
@@ -181,8 +183,9 @@ def open_index(
     """
     path = Path(path)
     manifest = read_manifest(path)
-    if manifest["kind"] == SUCCESSORS:
-        raise IndexFormatError(f"{path}: a model's successor table, wanted an index of a corpus")
+    if manifest["kind"] not in CORPUS_KINDS:
+        what = {SUCCESSORS: "a model's successor table", DENSE: "a dense index"}[manifest["kind"]]
+        raise IndexFormatError(f"{path}: {what}, wanted an index of a corpus")
     check_tokenizer(path, manifest, tokenizer_fingerprint)
     if vocab_size is not None and manifest["max_token"] >= vocab_size:
         raise IndexFormatError(
@@ -221,9 +224,8 @@ def _shard_order(folder: Path) -> list:
 
 def warm_lookups() -> None:
     """Compile (or load) what `CorpusIndex.first_occurrence` runs, on corpora of one token."""
-    for kind, files in KINDS.items():
-        if kind == SUCCESSORS:
-            continue
+    for kind in CORPUS_KINDS:
+        files = KINDS[kind]
         arrays = {name: np.zeros((2 if name == STATES else 1, *row), dtype) for name, (dtype, row) in files.items()}
         CorpusIndex(Path(), {"kind": kind}, arrays).first_occurrence(np.zeros(1, np.int32))
 
@@ -254,7 +256,12 @@ def verify_index(path: str | os.PathLike, progress: Progress | None = None) -> d
     Raises IndexFormatError that names the first file that is wrong.
     """
     path, progress = Path(path), progress or no_progress
-    if read_manifest(path)["kind"] == SUCCESSORS:
+    kind = read_manifest(path)["kind"]
+    if kind == DENSE:
+        from redraft.retrieval.dense_index import verify_dense  # it stands on this module
+
+        return verify_dense(path, progress)
+    if kind == SUCCESSORS:
         manifest = open_successors(path).manifest
         check_digests(path, manifest, progress)
         return manifest

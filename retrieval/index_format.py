@@ -11,7 +11,12 @@ from redraft.retrieval.suffix_array import KEY_TOKENS
 from redraft.retrieval.token_recycling import WIDTH
 
 __all__ = [
+    "CORPUS_KINDS",
     "COUNTS",
+    "DENSE",
+    "DENSE_FAISS",
+    "DENSE_MAP",
+    "DENSE_POSITIONS",
     "DOCUMENT_ENDS",
     "DOCUMENT_STARTS",
     "EDGES",
@@ -36,6 +41,7 @@ TOKENS, DOCUMENT_ENDS = "tokens.npy", "document_ends.npy"
 STATES, EDGES = "states.npy", "edges.npy"
 SUFFIXES, DOCUMENT_STARTS, KEYS = "suffixes.npy", "document_starts.npy", "keys.npy"
 SUCCESSORS, SUCCESSOR_IDS, SUCCESSOR_PROBS = "successors", "ids.npy", "probs.npy"  # the kind, and its files
+DENSE, DENSE_MAP, DENSE_POSITIONS, DENSE_FAISS = "dense", "map.npy", "positions.npy", "faiss.npy"
 
 # kind: {file: (dtype, shape of one row)}, in the order of writing.
 _INT32 = np.dtype("<i4")
@@ -49,11 +55,16 @@ KINDS = {
         KEYS: (_INT32, (KEY_TOKENS,)),
     },
     SUCCESSORS: {SUCCESSOR_IDS: (_INT32, (WIDTH,)), SUCCESSOR_PROBS: (np.dtype("<f2"), (WIDTH,))},
+    DENSE: {DENSE_MAP: (np.dtype("<f4"), ()), DENSE_POSITIONS: (_INT32, ()), DENSE_FAISS: (np.dtype("u1"), ())},
 }
+CORPUS_KINDS = tuple(kind for kind, files in KINDS.items() if TOKENS in files)
 
 # kind: numbers that its manifest states.
 _CORPUS_COUNTS = ("documents", "tokens", "max_token")
-COUNTS = {"suffix_automaton": _CORPUS_COUNTS, "suffix_array": _CORPUS_COUNTS, SUCCESSORS: ("rows", "max_token")}
+COUNTS = {kind: _CORPUS_COUNTS for kind in CORPUS_KINDS} | {
+    SUCCESSORS: ("rows", "max_token"),
+    DENSE: ("vectors", "dimension", "width"),
+}
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, total)
 

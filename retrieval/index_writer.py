@@ -21,13 +21,15 @@ import numpy as np
 
 from redraft import __version__
 from redraft.retrieval.index_format import (
+    CORPUS_KINDS,
+    DENSE,
+    DENSE_POSITIONS,
     DOCUMENT_ENDS,
     FORMAT,
     FORMAT_VERSION,
     KINDS,
     MANIFEST,
     SUCCESSOR_IDS,
-    SUCCESSORS,
     TOKENS,
     Progress,
     no_progress,
@@ -93,15 +95,26 @@ class IndexWriter:
     def write(self, name: str, array: np.ndarray) -> None:
         self.create(name, len(array))[...] = array
 
-    def publish(self, *, tokenizer: dict, options: dict, sources: list, progress: Progress | None = None) -> None:
-        """Flush everything, write the manifest and give the directory its name."""
+    def publish(
+        self,
+        *,
+        tokenizer: dict,
+        options: dict,
+        sources: list,
+        counts: dict[str, int] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Flush everything, write the manifest and give the directory its name.
+
+        counts: numbers of the manifest that the files alone do not tell (kind "dense").
+        """
         progress = progress or no_progress
         missing = [name for name in KINDS[self.kind] if name not in self._arrays]
         if missing:
             raise ValueError(f"{self.path}: {', '.join(missing)} was not written")
-        counts = self._counts()
+        counts = self._counts() | (counts or {})
         vocab_size = tokenizer.get("vocab_size")
-        if self.kind != SUCCESSORS and vocab_size is not None and counts["max_token"] >= vocab_size:
+        if self.kind in CORPUS_KINDS and vocab_size is not None and counts["max_token"] >= vocab_size:
             # (a model may have more ids than its tokenizer)
             raise ValueError(f"the corpus holds token id {counts['max_token']}, the tokenizer has {vocab_size} ids")
         manifest = {
@@ -136,7 +149,9 @@ class IndexWriter:
 
     def _counts(self) -> dict[str, int]:
         """What the manifest states of what is in the files (`COUNTS`)."""
-        if self.kind == SUCCESSORS:
+        if self.kind == DENSE:
+            return {"vectors": len(self._arrays[DENSE_POSITIONS])}
+        if self.kind not in CORPUS_KINDS:
             ids = self._arrays[SUCCESSOR_IDS]
             return {"rows": len(ids), "max_token": int(ids.max(initial=-1))}
         tokens = self._arrays[TOKENS]

@@ -301,9 +301,9 @@ def test_resume_goes_on_after_the_last_whole_part(tmp_path, corpus, tokenizer):
     code = (
         "import os, sys\nfrom redraft import cli\nfrom redraft.index_builders import token_parts, tokenizing\n"
         "tokenizing._PART_TOKENS, tokenizing._BATCH_CHARACTERS = 3000, 6000\n"
-        "write = token_parts._write_durably\n"
+        "write = token_parts.write_durably\n"
         "def killed(path, content):\n    os.kill(os.getpid(), 9) if '3.json' in path.name else write(path, content)\n"
-        "token_parts._write_durably = killed\ncli.main(sys.argv[1:])"
+        "token_parts.write_durably = killed\ncli.main(sys.argv[1:])"
     )
     words = [str(word) for word in (*build, tmp_path / "a.index", corpus)]
     assert subprocess.run([sys.executable, "-c", code, *words], check=False).returncode == -signal.SIGKILL

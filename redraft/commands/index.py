@@ -19,15 +19,16 @@ from redraft.index_builders.readers import read_documents
 from redraft.index_builders.sources import list_files
 from redraft.index_builders.stats import MATCH_LENGTHS, held_out_matches, matches_of_texts
 from redraft.index_builders.structures import KINDS, check_output
-from redraft.index_builders.tokenizers import load_tokenizer
+from redraft.index_builders.tokenizers import Tokenizer, load_tokenizer
 from redraft.replay.contenders import Redraft
 from redraft.replay.run import Plan, replay_files
 from redraft.replay.traces import RememberedTokenizer, trace_files
 from redraft.retrieval.config import DraftConfig
+from redraft.retrieval.dense_index import open_dense
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.index_directory import CorpusIndex, open_index, verify_index
 from redraft.retrieval.index_files import read_manifest
-from redraft.retrieval.index_format import SUCCESSORS
+from redraft.retrieval.index_format import DENSE, SUCCESSORS
 from redraft.retrieval.successor_table import open_successors
 from redraft.retrieval.tokens import as_tokens
 
@@ -65,6 +66,22 @@ _SUCCESSORS_EXAMPLES = """\
 examples:
   redraft index build-successors --model ./model -o model.successors
   redraft serve --successors model.successors
+"""
+
+_DENSE_HELP = """\
+Build a dense index of a corpus index: the target model is run over its documents, and its hidden states become keys by
+which drafting finds places where the model was in a similar state.
+
+Best over recorded answers of the model itself: build them into a corpus index first, with --chat-template.
+"""
+
+_DENSE_EXAMPLES = """\
+examples:
+  redraft index build answers.jsonl --chat-template --tokenizer ./model -o answers.index
+  redraft index build-dense answers.index --model ./model
+  redraft generate "..." --model ./model --index answers.index --dense answers.index.dense
+
+An interrupted build resumes when the same command is given again.
 """
 
 _MERGE_EXAMPLES = """\
@@ -161,6 +178,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of the model; auto is bfloat16 on CUDA, else float32",
     )
     successors.add_argument("--batch", type=_count, default=256, metavar="N", help="tokens run at a time")
+
+    dense = add(
+        "build-dense",
+        "build a dense index of a corpus index",
+        _build_dense,
+        description=_DENSE_HELP,
+        epilog=_DENSE_EXAMPLES,
+    )
+    dense.add_argument("index", metavar="DIR", help="the corpus index")
+    dense.add_argument(
+        "--model", required=True, metavar="MODEL", help="a transformers folder, a .gguf file, or a name on the hub"
+    )
+    dense.add_argument("-o", "--output", metavar="DIR", help="the dense index to make (otherwise DIR.dense)")
+    dense.add_argument("--force", action="store_true", help="replace an index that exists")
+    dense.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of the model, the same that it will decode in; auto is bfloat16 on CUDA, else float32",
+    )
+    dense.add_argument("--max-tokens", type=_count, metavar="N", help="run over N tokens only, spread evenly")
+    dense.add_argument(
+        "--layer", type=int, default=-1, metavar="N", help="whose states: -1 behind the final norm, -2 one block before"
+    )
+    dense.add_argument("--dim", type=_count, default=64, metavar="N", help="numbers in a key")
+    dense.add_argument("--factory", metavar="TEXT", help="FAISS factory string (otherwise chosen by size)")
+    dense.add_argument("--window", type=_count, default=1024, metavar="N", help="tokens the model sees at once")
+    dense.add_argument("--batch", type=_count, default=4096, metavar="N", help="tokens in one forward")
 
     inspect = add("inspect", "say what an index holds", _inspect)
     inspect.add_argument("index", metavar="DIR", help="the index directory")
@@ -259,7 +304,7 @@ def _build_successors(args: argparse.Namespace) -> int:
         model,
         tokenizer,
         args.output,
-        name=Path(args.model).expanduser().name if Path(args.model).expanduser().exists() else args.model,
+        name=_model_name(args.model),
         width=args.batch,
         force=args.force,
         progress=progress,
@@ -268,9 +313,46 @@ def _build_successors(args: argparse.Namespace) -> int:
     return 0
 
 
+def _build_dense(args: argparse.Namespace) -> int:
+    from redraft.decoding.loading import load_model
+    from redraft.index_builders.dense import DenseOptions, build_dense
+
+    output = args.output or args.index.rstrip("/") + ".dense"
+    check_output(Path(output), args.force)
+    options = DenseOptions(
+        layer=args.layer,
+        dimension=args.dim,
+        factory=args.factory,
+        max_tokens=args.max_tokens,
+        window=args.window,
+        batch=args.batch,
+    )
+    progress = Progress()
+    model, tokenizer = load_model(args.model, dtype=args.dtype)
+    with open_index(args.index, tokenizer_fingerprint=Tokenizer.from_transformers(tokenizer).fingerprint) as corpus:
+        made = build_dense(
+            corpus, model, output, name=_model_name(args.model), options=options, force=args.force, progress=progress
+        )
+    print(
+        f"{output}: {made['vectors']:,} keys in {made['factory']}, {made['variance_kept']:.0%} of the variance kept,"
+        f" {progress.seconds['states']:.0f} s of the model",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _model_name(spec: str) -> str:
+    """How a model was named, without the folders that it lies in here."""
+    return Path(spec).expanduser().name if Path(spec).expanduser().exists() else spec
+
+
 def _inspect(args: argparse.Namespace) -> int:
-    if read_manifest(args.index)["kind"] == SUCCESSORS:
+    kind = read_manifest(args.index)["kind"]
+    if kind == SUCCESSORS:
         manifest = open_successors(args.index).manifest
+    elif kind == DENSE:
+        with open_dense(args.index) as index:
+            manifest = index.manifest
     else:
         with open_index(args.index) as index:
             manifest = index.manifest
@@ -284,9 +366,14 @@ def _description(path: str, manifest: dict) -> str:
     options = [
         f"{name} {value}" for name, value in manifest["options"].items() if value not in (None, False, [], [1, 1])
     ]
+    unit, count = next(
+        (unit, manifest[name])
+        for name, unit in (("tokens", "token"), ("rows", "token"), ("vectors", "key"))
+        if name in manifest
+    )
     lines = [
         f"{path}: {_contents(manifest)}",
-        f"  {readable_bytes(size)}, {size / max(1, manifest.get('tokens', manifest.get('rows'))):.1f} bytes per token",
+        f"  {readable_bytes(size)}, {size / max(1, count):.1f} bytes per {unit}",
         f"  {manifest['kind'].replace('_', ' ')}, format {manifest['format_version']}",
         f"  written {manifest['created']} by redraft {manifest['redraft_version']}",
         f"  tokenizer {tokenizer['name']}, {tokenizer['vocab_size']} ids, fingerprint {tokenizer['fingerprint']}",
@@ -302,6 +389,8 @@ def _description(path: str, manifest: dict) -> str:
 
 
 def _contents(manifest: dict) -> str:
+    if manifest["kind"] == DENSE:
+        return f"{manifest['vectors']:,} keys of {manifest['dimension']} numbers"
     if manifest["kind"] == SUCCESSORS:
         return f"successors of {manifest['rows']:,} tokens"
     return f"{manifest['documents']:,} documents, {manifest['tokens']:,} tokens"
