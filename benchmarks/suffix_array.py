@@ -31,7 +31,7 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.index_directory import open_index, write_array_index
 from redraft.retrieval.kernel import kernel
-from redraft.retrieval.suffix_array import SUCCESSORS, array_advance, array_successors, find
+from redraft.retrieval.suffix_array import SUCCESSORS, N, Text, array_advance, array_successors, find, positions
 from redraft.retrieval.suffix_sorting import sort_suffixes
 
 CONTEXT = 4
@@ -47,7 +47,7 @@ def _step(array, low, high, length, window, filled, tokens, counts):
 
 @kernel(allocates=False)
 def _walk(array, text, window, tokens, counts):
-    low, high, length = np.int64(0), np.int64(array.suffixes.shape[0]), np.int64(0)
+    low, high, length = np.int64(0), array.sizes[N], np.int64(0)
     for i in range(text.shape[0]):
         for back in range(CONTEXT - 1, 0, -1):
             window[back] = window[back - 1]
@@ -120,7 +120,7 @@ def percentiles(nanoseconds: list[int]) -> dict:
 def steps(array, text: np.ndarray) -> list[int]:
     """Nanoseconds of each lookup along `text`, the call from Python included."""
     tokens, counts, window = (np.zeros(SUCCESSORS, np.int32) for _ in range(3))
-    low, high, length, times = 0, len(array.suffixes), 0, []
+    low, high, length, times = 0, int(array.sizes[N]), 0, []
     for i, token in enumerate(text):
         window[1:] = window[:-1].copy()
         window[0] = token
@@ -149,7 +149,7 @@ def lookups(path: Path, text: np.ndarray) -> dict:
     with index:
         check(index.array, text)
         forget_pages(path)
-        for part in index.array:
+        for part in index.array[:4]:
             owner = part
             while not isinstance(owner, mmap.mmap):
                 owner = owner.base
@@ -169,18 +169,19 @@ def lookups(path: Path, text: np.ndarray) -> dict:
 
 def check(array, text: np.ndarray) -> None:
     """A few intervals against a scan of the corpus."""
-    rng = random.Random(0)
+    rng, n = random.Random(0), int(array.sizes[N])
+    tokens = Text(array)[:]
     for _ in range(5):
         context = text[(at := rng.randrange(len(text) - CONTEXT)) : at + CONTEXT]
         low, high, length = find(array, context, CONTEXT)
         if length:
             suffix = context[len(context) - length :]
-            hits = np.ones(len(array.tokens) - length + 1, bool)
+            hits = np.ones(n - length + 1, bool)
             for i, token in enumerate(suffix):
-                hits &= array.tokens[i : len(array.tokens) - length + 1 + i] == token
+                hits &= tokens[i : n - length + 1 + i] == token
             # The scan also meets places that reach over a document's end, which the array must not.
             assert 0 <= hits.sum() - (high - low) <= hits.sum() // 100 + 2
-            assert hits[array.suffixes[low:high]].all()
+            assert hits[positions(array, low, high)].all()
 
 
 def drafts(paths: dict[str, Path], text: np.ndarray) -> dict:
@@ -207,7 +208,7 @@ def sharing(path: Path) -> dict:
     script = (
         "import sys, numpy as np; sys.path.insert(0, 'benchmarks'); import suffix_array as b\n"
         "from redraft.retrieval.index_directory import open_index\n"
-        f"index = open_index({str(path)!r}); text = np.asarray(index.tokens[:100_000])\n"
+        f"index = open_index({str(path)!r}); text = index.tokens[:100_000]\n"
         "b.steps(index.array, text[:100]); before = b.memory('Private_Dirty', 'smaps_rollup')\n"
         "b.steps(index.array, text)\n"
         "mapped = [0, 0]\n"
@@ -219,7 +220,7 @@ def sharing(path: Path) -> dict:
         "print(mapped[0], mapped[1])\n"
     )
     with open_index(path) as index:
-        steps(index.array, np.asarray(index.tokens[:100_000]))
+        steps(index.array, index.tokens[:100_000])
         done = subprocess.run(
             [sys.executable, "-c", script], cwd=RECORDS.parents[1], capture_output=True, text=True, check=True
         )

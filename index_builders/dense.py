@@ -29,7 +29,6 @@ from redraft.index_builders.progress import Progress
 from redraft.index_builders.token_parts import read_json, take_lock, write_durably
 from redraft.retrieval.dense_index import write_dense
 from redraft.retrieval.index_directory import CorpusIndex
-from redraft.retrieval.index_format import TOKENS
 from redraft.retrieval.state_map import Moments, StateMap
 
 __all__ = ["DenseOptions", "build_dense"]
@@ -81,7 +80,7 @@ def build_dense(
     origin = states_of(model, options.layer, name)
     batches, n_sample = _plan(corpus, options)
     plan = {
-        "corpus": corpus.manifest["files"][TOKENS]["sha256"],
+        "corpus": corpus.tokens_sha256,
         "origin": origin,
         "options": [options.max_tokens, options.window, options.batch, options.sample, options.dimension],
     }

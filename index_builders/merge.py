@@ -8,7 +8,7 @@ a document are dropped, as in a build.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from redraft.index_builders.structures import check_output, choose_kind, in_turn
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.index_directory import CorpusIndex, open_index
 
-__all__ = ["merge_indexes"]
+__all__ = ["common_tokenizer", "merge_indexes"]
 
 
 def merge_indexes(
@@ -40,7 +40,7 @@ def merge_indexes(
     check_output(Path(output), force)
     with ExitStack() as stack:
         indexes = [stack.enter_context(open_index(path)) for path in paths]
-        tokenizer = _common_tokenizer(indexes)
+        tokenizer = common_tokenizer(indexes)
         total = sum(len(index.tokens) for index in indexes)
         counts = {"documents": 0, "tokens": 0, "duplicates": 0}
         write_index(
@@ -60,7 +60,7 @@ def merge_indexes(
 def _distinct(indexes: list[CorpusIndex], counts: dict[str, int]) -> Iterator[np.ndarray]:
     """Every document that is not a copy of an earlier one; keeps `counts`."""
     seen: set[bytes] = set()
-    for document in in_turn(map(_documents, indexes)):
+    for document in in_turn(index.documents() for index in indexes):
         digest = hashlib.blake2b(document.tobytes(), digest_size=16).digest()
         if digest in seen:
             counts["duplicates"] += 1
@@ -71,7 +71,8 @@ def _distinct(indexes: list[CorpusIndex], counts: dict[str, int]) -> Iterator[np
         yield document
 
 
-def _common_tokenizer(indexes: list[CorpusIndex]) -> dict:
+def common_tokenizer(indexes: Sequence[CorpusIndex]) -> dict:
+    """The tokenizer that all were built with, as their manifests describe it. Raises IndexFormatError for two."""
     first = indexes[0]
     for index in indexes[1:]:
         ours, theirs = first.manifest["tokenizer"], index.manifest["tokenizer"]
@@ -81,13 +82,6 @@ def _common_tokenizer(indexes: list[CorpusIndex]) -> dict:
                 f" {first.path} with {ours['name']!r} ({ours['fingerprint']}): their token ids do not mean the same"
             )
     return first.manifest["tokenizer"]
-
-
-def _documents(index: CorpusIndex) -> Iterator[np.ndarray]:
-    start = 0
-    for end in index.document_ends.tolist():
-        yield index.tokens[start:end]
-        start = end
 
 
 def _common_options(indexes: list[CorpusIndex]) -> dict:

@@ -39,7 +39,7 @@ TEXT_SUFFIXES, TEXT_NAMES = frozenset(_TEXT_SUFFIXES.split()), frozenset(_TEXT_N
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "CVS", "_darcs", "__MACOSX"})
 
 # Files that mark an index, or the work folder of a build: neither is text to index.
-_OUR_OWN = ({"manifest.json", "tokens.npy"}, {"plan.json", "lock"})
+_OUR_OWN = ({"manifest.json", "document_ends.npy"}, {"plan.json", "lock"})
 
 _JSONL = (".jsonl", ".ndjson")
 _COMPRESSED = (".gz", ".zst")

@@ -1,6 +1,6 @@
 """Which structure a corpus gets, and writing it: the suffix automaton or the suffix array.
 
-The automaton is several times quicker to ask and exact; the array takes a sixth of the space, on disk and while it is
+The automaton is several times quicker to ask and exact; the array takes a tenth of the space, on disk and while it is
 built. So a corpus gets the automaton unless it is too large for that: beyond `AUTOMATON_TOKENS`, or beyond the memory
 that the build may take.
 """

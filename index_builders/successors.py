@@ -45,5 +45,6 @@ def build_successors(
             "context": [int(token) for token in context],
         }
         with progress.stages() as report:
-            writer.publish(tokenizer=described, options=options, sources=[], progress=report)
+            counts = {"rows": rows, "max_token": ids.max(initial=-1)}
+            writer.publish(counts=counts, tokenizer=described, options=options, sources=[], progress=report)
     return options | {"rows": rows}

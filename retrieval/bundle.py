@@ -22,7 +22,16 @@ from numba.np import arrayobj
 from redraft.retrieval.kernel import inner
 
 __all__ = [
-    "Bundle", "float32_rows", "float32s", "float64s", "int32_rows", "int32s", "int64_rows", "int64s", "uint8s",
+    "Bundle",
+    "float32_rows",
+    "float32s",
+    "float64s",
+    "int32_rows",
+    "int32s",
+    "int64_rows",
+    "int64s",
+    "uint8s",
+    "uint32s",
 ]  # fmt: skip
 
 
@@ -103,4 +112,5 @@ int32s = _maker(types.int32, np.int32, None)
 int64s = _maker(types.int64, np.int64, None)
 float32s = _maker(types.float32, np.float32, None)
 float64s = _maker(types.float64, np.float64, None)
+uint32s = _maker(types.uint32, np.uint32, None)
 uint8s = _maker(types.uint8, np.uint8, None)

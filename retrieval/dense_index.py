@@ -30,7 +30,7 @@ import numpy as np
 from redraft.retrieval.errors import IndexFormatError, import_extra
 from redraft.retrieval.index_directory import CorpusIndex, open_index
 from redraft.retrieval.index_files import check_digests, check_tokenizer, open_arrays, read_manifest
-from redraft.retrieval.index_format import DENSE, DENSE_FAISS, DENSE_MAP, DENSE_POSITIONS, TOKENS, Progress, no_progress
+from redraft.retrieval.index_format import DENSE, DENSE_FAISS, DENSE_MAP, DENSE_POSITIONS, Progress, no_progress
 from redraft.retrieval.index_writer import IndexWriter
 from redraft.retrieval.state_map import StateMap, StateOrigin
 
@@ -140,13 +140,13 @@ def write_dense(
         options = {
             **options, **origin._asdict(), **described, "map_sha256": state_map.digest,
             "corpus": os.path.relpath(os.path.realpath(corpus.path), writer.path),
-            "corpus_tokens_sha256": corpus.manifest["files"][TOKENS]["sha256"],
+            "corpus_tokens_sha256": corpus.tokens_sha256,
         }  # fmt: skip
         writer.publish(
             tokenizer=corpus.manifest["tokenizer"],
             options=options,
             sources=[],
-            counts={"dimension": state_map.dimension, "width": state_map.width},
+            counts={"vectors": len(positions), "dimension": state_map.dimension, "width": state_map.width},
             progress=progress,
         )
     return options
@@ -263,7 +263,7 @@ def _open_corpus(path: Path, options: dict, tokenizer_fingerprint: str | None, v
         corpus = open_index(where, tokenizer_fingerprint=tokenizer_fingerprint, vocab_size=vocab_size)
     except IndexFormatError as error:
         raise IndexFormatError(f"{path}: the corpus index that it was made over cannot be opened: {error}") from error
-    found = corpus.manifest["files"][TOKENS]["sha256"]
+    found = corpus.tokens_sha256
     if found != options["corpus_tokens_sha256"]:
         raise IndexFormatError(
             f"{path}: made over a corpus whose tokens have sha256 {options['corpus_tokens_sha256']}, those of {where} have"

@@ -9,7 +9,7 @@ Cost: 20 bytes per state and 12 per edge, on text and code 54 to 60 bytes per to
 is amortised O(log V) (V: successors of a state; nearly always under nine). Freezing is one pass over the edges; the
 few long rows (the root's, above all) are sorted in place, which makes it O(n log V) in theory and linear in practice.
 
-A suffix array (`suffix_array`) takes 8 bytes per token and is the better one where this does not fit into memory.
+A suffix array (`suffix_array`) takes 6 bytes per token and is the better one where this does not fit into memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Index directories: how a corpus structure is stored, opened in place and verified (`docs/index-format.md`).
 
-Opening maps the files and reads no more than their headers, so it takes as long for a billion tokens as for ten, and
-all processes of a host share the pages. Whatever is wrong with a directory raises IndexFormatError, which names the
+Opening maps the files and reads no more than their headers, so it takes as long for a billion tokens as for ten (the
+system is asked to read a suffix array's keys in the background), and all processes of a host share the pages. Whatever is wrong with a directory raises IndexFormatError, which names the
 path, what was found and what was wanted. Writing is in `index_writer`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,10 @@ from redraft.retrieval.frozen_automaton import (
 )
 from redraft.retrieval.index_files import check_digests, check_tokenizer, open_arrays, read_manifest
 from redraft.retrieval.index_format import (
+    BUCKETS,
     CORPUS_KINDS,
     DENSE,
     DOCUMENT_ENDS,
-    DOCUMENT_STARTS,
     EDGES,
     KEYS,
     KINDS,
@@ -37,6 +38,7 @@ from redraft.retrieval.index_format import (
     STATES,
     SUCCESSORS,
     SUFFIXES,
+    TEXT,
     TOKENS,
     Progress,
     no_progress,
@@ -44,17 +46,23 @@ from redraft.retrieval.index_format import (
 from redraft.retrieval.index_writer import IndexWriter
 from redraft.retrieval.successor_table import open_successors
 from redraft.retrieval.suffix_array import (
+    KEY_STRIDE,
     SuffixArray,
-    array_shapes,
+    Text,
+    array_first,
+    array_sizes,
     as_suffix_array,
-    build_suffix_array,
+    bucket_bounds,
+    entries_of,
     find,
-    mark_starts,
+    positions,
 )
+from redraft.retrieval.suffix_array_build import array_words, build_suffix_array, starts
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 __all__ = [
     "CorpusIndex",
+    "index_folders",
     "open_index",
     "open_indexes",
     "verify_index",
@@ -89,7 +97,8 @@ def write_automaton_index(
         edges = writer.create(EDGES, automaton.n_edges)
         freeze(automaton, FrozenAutomaton(states, edges))
         progress("freezing", automaton.n_tokens, automaton.n_tokens)
-        writer.publish(tokenizer=tokenizer, options=options, sources=sources, progress=progress)
+        counts = _counts(automaton.tokens, automaton.document_ends)
+        writer.publish(counts=counts, tokenizer=tokenizer, options=options, sources=sources, progress=progress)
 
 
 def write_array_index(
@@ -108,12 +117,18 @@ def write_array_index(
     The rest is as for `write_automaton_index`. `tokens` may be mapped from a file; beside it, sorting takes nine bytes
     per token of memory, and the mapped output.
     """
+    counts = _counts(tokens, document_ends)
     with IndexWriter(path, kind="suffix_array", force=force) as writer:
-        writer.write(TOKENS, tokens)
         writer.write(DOCUMENT_ENDS, document_ends)
-        out = {name: writer.create(f"{name}.npy", shape[0]) for name, shape in array_shapes(len(tokens)).items()}
-        build_suffix_array(tokens, document_ends, SuffixArray(tokens, **out), progress)
-        writer.publish(tokenizer=tokenizer, options=options, sources=sources, progress=progress)
+        words = array_words(array_sizes(counts["tokens"], counts["max_token"]))
+        out = {name: writer.create(f"{name}.npy", rows) for name, rows in words.items()}
+        build_suffix_array(tokens, document_ends, out, progress)
+        writer.publish(counts=counts, tokenizer=tokenizer, options=options, sources=sources, progress=progress)
+
+
+def _counts(tokens: np.ndarray, document_ends: np.ndarray) -> dict[str, int]:
+    """What the manifest states of a corpus."""
+    return {"documents": len(document_ends), "tokens": len(tokens), "max_token": tokens.max(initial=-1)}
 
 
 class CorpusIndex:
@@ -122,7 +137,7 @@ class CorpusIndex:
     Attributes:
         path: where it was opened.
         manifest: the parsed manifest.
-        tokens: int32[n], all documents laid end to end.
+        tokens: int32[n], all documents laid end to end; of a suffix array a `Text`, which is read like one.
         document_ends: int64[documents], where each ends in `tokens`.
         automaton: FrozenAutomaton, for kind "suffix_automaton"; else None.
         array: SuffixArray, for kind "suffix_array"; else None.
@@ -130,17 +145,32 @@ class CorpusIndex:
 
     def __init__(self, path: Path, manifest: dict, arrays: dict[str, np.ndarray]) -> None:
         self.path, self.manifest = path, manifest
-        self.tokens, self.document_ends = arrays[TOKENS], arrays[DOCUMENT_ENDS]
+        self.document_ends = arrays[DOCUMENT_ENDS]
         self.automaton: FrozenAutomaton | None = None
         self.array: SuffixArray | None = None
         if self.kind == "suffix_automaton":
+            self.tokens: np.ndarray | Text = arrays[TOKENS]
             self.automaton = as_frozen(arrays[STATES], arrays[EDGES])
         else:
-            self.array = as_suffix_array(arrays[TOKENS], arrays[SUFFIXES], arrays[DOCUMENT_STARTS], arrays[KEYS])
+            sizes = array_sizes(manifest["tokens"], manifest["max_token"])
+            self.array = as_suffix_array(*(arrays[name] for name in (TEXT, SUFFIXES, KEYS, BUCKETS)), sizes)
+            self.tokens = Text(self.array)
 
     @property
     def kind(self) -> str:
         return self.manifest["kind"]
+
+    @property
+    def tokens_sha256(self) -> str:
+        """Digest of the file that holds the tokens."""
+        return self.manifest["files"][TOKENS if self.automaton is not None else TEXT]["sha256"]
+
+    def documents(self) -> Iterator[np.ndarray]:
+        """The tokens of every document."""
+        begin = 0
+        for end in self.document_ends.tolist():
+            yield self.tokens[begin:end]
+            begin = end
 
     def locate(self, position: int) -> tuple[int, int]:
         """(document, offset in it) of a position in `tokens`. Raises IndexError outside the corpus."""
@@ -154,13 +184,13 @@ class CorpusIndex:
         """(position, length) of the longest suffix of `passage` (int32[n > 0]) that occurs; (-1, 0) if none does.
 
         The position is that of its last token where it occurs first. A suffix array reads all rows of the passage for
-        that: four bytes for each time that it occurs.
+        that: four bytes or less for each time that it occurs.
         """
         if self.automaton is not None:
             state, length = frozen_walk(self.automaton, passage, len(passage))
             return int(self.automaton.states[state, FIRST_END]), int(length)
         low, high, length = find(self.array, passage, len(passage))
-        return (int(self.array.suffixes[low:high].min()) + length - 1, length) if length else (-1, 0)
+        return (int(array_first(self.array, low, high)) + length - 1, length) if length else (-1, 0)
 
     def close(self) -> None:
         """Let go of the files; what still holds one of the arrays keeps it mapped."""
@@ -202,8 +232,17 @@ def open_indexes(
 ) -> list[CorpusIndex]:
     """The index at `path`, or all indexes in the directory `path`, in order of name (numbers count as numbers).
 
-    The rest is as for `open_index`. In a directory of indexes every folder must be one, hidden ones apart: what a build
-    left behind is an error, for a shard might be missing.
+    The rest is as for `open_index`.
+    """
+    wanted = {"tokenizer_fingerprint": tokenizer_fingerprint, "vocab_size": vocab_size}
+    return [open_index(folder, **wanted) for folder in index_folders(path)]
+
+
+def index_folders(path: str | os.PathLike) -> list[Path]:
+    """`path` itself, or the folders in it if it is a directory of indexes, in order of name (numbers count as numbers).
+
+    Every one of these must be an index, hidden ones apart: what a build left behind is an error, for a shard might be
+    missing. Raises IndexFormatError.
     """
     path = Path(path)
     folders = [folder for folder in path.iterdir() if folder.is_dir()] if path.is_dir() else []
@@ -213,8 +252,7 @@ def open_indexes(
     for folder in folders:
         if folder != path and re.search(r"\.(work|tmp-\d+|old-\d+)$", folder.name):
             raise IndexFormatError(f"{folder}: left behind by a build; finish the build, or remove the folder")
-    wanted = {"tokenizer_fingerprint": tokenizer_fingerprint, "vocab_size": vocab_size}
-    return [open_index(folder, **wanted) for folder in folders]
+    return folders
 
 
 def _shard_order(folder: Path) -> list:
@@ -225,26 +263,26 @@ def _shard_order(folder: Path) -> list:
 def warm_lookups() -> None:
     """Compile (or load) what `CorpusIndex.first_occurrence` runs, on corpora of one token."""
     for kind in CORPUS_KINDS:
-        files = KINDS[kind]
-        arrays = {name: np.zeros((2 if name == STATES else 1, *row), dtype) for name, (dtype, row) in files.items()}
-        CorpusIndex(Path(), {"kind": kind}, arrays).first_occurrence(np.zeros(1, np.int32))
+        arrays = {name: np.zeros((2, *row), dtype) for name, (dtype, row) in KINDS[kind].items()}
+        manifest = {"kind": kind, "tokens": 1, "max_token": 0}
+        CorpusIndex(Path(), manifest, arrays).first_occurrence(np.zeros(1, np.int32))
 
 
 def _check_lengths(path: Path, manifest: dict, arrays: dict[str, np.ndarray]) -> None:
     """The counts that the files and the manifest must agree on."""
     ends = arrays[DOCUMENT_ENDS]
     checks = [
-        ("tokens", len(arrays[TOKENS]), manifest["tokens"]),
         ("documents", len(ends), manifest["documents"]),
         ("end of the last document", int(ends[-1]) if len(ends) else 0, manifest["tokens"]),
     ]
     if manifest["kind"] == "suffix_automaton":
         states = arrays[STATES]
+        checks.insert(0, ("tokens", len(arrays[TOKENS]), manifest["tokens"]))
         checks.append(("states, the last row included", max(2, len(states)), len(states)))
         checks.append(("edges", len(arrays[EDGES]), int(states[-1, EDGE_START]) if len(states) else 0))
     else:
-        for name, shape in array_shapes(manifest["tokens"]).items():
-            checks.append((name, len(arrays[f"{name}.npy"]), shape[0]))
+        for name, words in array_words(array_sizes(manifest["tokens"], manifest["max_token"])).items():
+            checks.append((f"words of {name} for {manifest['tokens']} tokens", len(arrays[f"{name}.npy"]), words))
     for what, found, wanted in checks:
         if found != wanted:
             raise IndexFormatError(f"{path}: {what}: found {found}, wanted {wanted}")
@@ -273,11 +311,8 @@ def verify_index(path: str | os.PathLike, progress: Progress | None = None) -> d
 
 def _check_ranges(index: CorpusIndex) -> None:
     """That no kernel can be led outside an array, whoever wrote the files."""
-    n_tokens, ends = len(index.tokens), index.document_ends
-    checks = {
-        TOKENS: n_tokens == 0 or index.tokens.min() >= 0 and index.tokens.max() == index.manifest["max_token"],
-        DOCUMENT_ENDS: len(ends) == 0 or ends[0] >= 0 and (np.diff(ends) >= 0).all(),
-    }
+    ends = index.document_ends
+    checks = {DOCUMENT_ENDS: len(ends) == 0 or ends[0] >= 0 and (np.diff(ends) >= 0).all()}
     checks |= _automaton_ranges(index) if index.automaton else _array_ranges(index)
     for name, holds in checks.items():
         if not holds:
@@ -286,23 +321,36 @@ def _check_ranges(index: CorpusIndex) -> None:
 
 def _automaton_ranges(index: CorpusIndex) -> dict[str, bool]:
     states, edges = index.automaton
-    n_states, links = len(states) - 1, states[:-1, LINK]
+    tokens, n_states, links = index.tokens, len(states) - 1, states[:-1, LINK]
     return {
+        TOKENS: len(tokens) == 0 or tokens.min() >= 0 and tokens.max() == index.manifest["max_token"],
         STATES: links[0] == -1
         and (links[1:] >= 0).all()
         and (links < n_states).all()
         and (np.diff(states[:, EDGE_START]) >= 0).all()
         and states[0, EDGE_START] == 0
-        and (states[:, FIRST_END] < max(1, len(index.tokens))).all(),
+        and (states[:, FIRST_END] < max(1, len(tokens))).all(),
         EDGES: len(edges) == 0 or edges[:, EDGE_TARGET].min() > 0 and edges[:, EDGE_TARGET].max() < n_states,
     }
 
 
+_VERIFIED_AT_ONCE = 1 << 20
+
+
 def _array_ranges(index: CorpusIndex) -> dict[str, bool]:
-    suffixes, starts = index.array.suffixes, index.array.document_starts
-    wanted = np.empty_like(starts)
-    mark_starts(index.document_ends, wanted, len(suffixes))
+    """A packed number cannot be negative. That no kernel leaves the text takes the bits where documents start."""
+    array, n = index.array, len(index.tokens)
+    highest, last_row, found = -1, -1, []
+    for begin in range(0, n, _VERIFIED_AT_ONCE):
+        end = min(n, begin + _VERIFIED_AT_ONCE)
+        tokens, begins = entries_of(array, begin, end)
+        highest = max(highest, int(tokens.max()))
+        found.append(begin + np.flatnonzero(begins))
+        last_row = max(last_row, int(positions(array, begin, end).max()))
+    found = np.concatenate([*found, n + np.flatnonzero(entries_of(array, n, n + 1)[1])])
+    wanted, bounds = np.concatenate([starts(index.document_ends), [n]]), bucket_bounds(array)
     return {
-        SUFFIXES: len(suffixes) == 0 or suffixes.min() >= 0 and suffixes.max() < len(suffixes),
-        DOCUMENT_STARTS: (wanted == starts).all(),
+        TEXT: highest == index.manifest["max_token"] and np.array_equal(found, wanted),
+        SUFFIXES: last_row < n,
+        BUCKETS: (np.diff(bounds) >= 0).all() and bounds[-1] == -(-n // KEY_STRIDE),
     }

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from redraft.retrieval.frozen_automaton import EDGE_COLUMNS, STATE_COLUMNS
-from redraft.retrieval.suffix_array import KEY_TOKENS
 from redraft.retrieval.token_recycling import WIDTH
 
 __all__ = [
+    "BUCKETS",
     "CORPUS_KINDS",
     "COUNTS",
     "DENSE",
@@ -18,10 +18,9 @@ __all__ = [
     "DENSE_MAP",
     "DENSE_POSITIONS",
     "DOCUMENT_ENDS",
-    "DOCUMENT_STARTS",
     "EDGES",
     "FORMAT",
-    "FORMAT_VERSION",
+    "FORMAT_VERSIONS",
     "KEYS",
     "KINDS",
     "MANIFEST",
@@ -30,34 +29,35 @@ __all__ = [
     "SUCCESSOR_IDS",
     "SUCCESSOR_PROBS",
     "SUFFIXES",
+    "TEXT",
     "TOKENS",
     "Progress",
 ]
 
 FORMAT = "redraft-index"
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = {"suffix_automaton": 1, "suffix_array": 2, "successors": 1, "dense": 1}  # of each kind
 MANIFEST = "manifest.json"
 TOKENS, DOCUMENT_ENDS = "tokens.npy", "document_ends.npy"
 STATES, EDGES = "states.npy", "edges.npy"
-SUFFIXES, DOCUMENT_STARTS, KEYS = "suffixes.npy", "document_starts.npy", "keys.npy"
+TEXT, SUFFIXES, KEYS, BUCKETS = "text.npy", "suffixes.npy", "keys.npy", "buckets.npy"
 SUCCESSORS, SUCCESSOR_IDS, SUCCESSOR_PROBS = "successors", "ids.npy", "probs.npy"  # the kind, and its files
 DENSE, DENSE_MAP, DENSE_POSITIONS, DENSE_FAISS = "dense", "map.npy", "positions.npy", "faiss.npy"
 
 # kind: {file: (dtype, shape of one row)}, in the order of writing.
-_INT32 = np.dtype("<i4")
-_COMMON = {TOKENS: (_INT32, ()), DOCUMENT_ENDS: (np.dtype("<i8"), ())}
+_INT32, _WORDS = np.dtype("<i4"), (np.dtype("<u4"), ())
+_ENDS = {DOCUMENT_ENDS: (np.dtype("<i8"), ())}
 KINDS = {
-    "suffix_automaton": {**_COMMON, STATES: (_INT32, (STATE_COLUMNS,)), EDGES: (_INT32, (EDGE_COLUMNS,))},
-    "suffix_array": {
-        **_COMMON,
-        SUFFIXES: (_INT32, ()),
-        DOCUMENT_STARTS: (np.dtype("u1"), ()),
-        KEYS: (_INT32, (KEY_TOKENS,)),
+    "suffix_automaton": {
+        TOKENS: (_INT32, ()),
+        **_ENDS,
+        STATES: (_INT32, (STATE_COLUMNS,)),
+        EDGES: (_INT32, (EDGE_COLUMNS,)),
     },
+    "suffix_array": {**_ENDS, TEXT: _WORDS, SUFFIXES: _WORDS, KEYS: _WORDS, BUCKETS: _WORDS},
     SUCCESSORS: {SUCCESSOR_IDS: (_INT32, (WIDTH,)), SUCCESSOR_PROBS: (np.dtype("<f2"), (WIDTH,))},
     DENSE: {DENSE_MAP: (np.dtype("<f4"), ()), DENSE_POSITIONS: (_INT32, ()), DENSE_FAISS: (np.dtype("u1"), ())},
 }
-CORPUS_KINDS = tuple(kind for kind, files in KINDS.items() if TOKENS in files)
+CORPUS_KINDS = tuple(kind for kind, files in KINDS.items() if DOCUMENT_ENDS in files)
 
 # kind: numbers that its manifest states.
 _CORPUS_COUNTS = ("documents", "tokens", "max_token")

@@ -22,15 +22,11 @@ import numpy as np
 from redraft import __version__
 from redraft.retrieval.index_format import (
     CORPUS_KINDS,
-    DENSE,
-    DENSE_POSITIONS,
-    DOCUMENT_ENDS,
+    COUNTS,
     FORMAT,
-    FORMAT_VERSION,
+    FORMAT_VERSIONS,
     KINDS,
     MANIFEST,
-    SUCCESSOR_IDS,
-    TOKENS,
     Progress,
     no_progress,
 )
@@ -44,7 +40,7 @@ class IndexWriter:
     with IndexWriter(path, kind="suffix_automaton", force=False) as writer:
         writer.write("tokens.npy", tokens)
         states = writer.create("states.npy", n)         # a writable mapped array, filled in place
-        writer.publish(tokenizer=..., options=..., sources=...)
+        writer.publish(counts={"documents": ..., ...}, tokenizer=..., options=..., sources=...)
 
     Raises FileExistsError if `path` exists and `force` is not set, or is set but `path` is not an index directory.
     """
@@ -96,30 +92,21 @@ class IndexWriter:
         self.create(name, len(array))[...] = array
 
     def publish(
-        self,
-        *,
-        tokenizer: dict,
-        options: dict,
-        sources: list,
-        counts: dict[str, int] | None = None,
-        progress: Progress | None = None,
+        self, *, counts: dict, tokenizer: dict, options: dict, sources: list, progress: Progress | None = None
     ) -> None:
-        """Flush everything, write the manifest and give the directory its name.
-
-        counts: numbers of the manifest that the files alone do not tell (kind "dense").
-        """
+        """Flush everything, write the manifest and give the directory its name. `counts`: the numbers of `COUNTS`."""
         progress = progress or no_progress
         missing = [name for name in KINDS[self.kind] if name not in self._arrays]
         if missing:
             raise ValueError(f"{self.path}: {', '.join(missing)} was not written")
-        counts = self._counts() | (counts or {})
+        counts = {name: int(counts[name]) for name in COUNTS[self.kind]}
         vocab_size = tokenizer.get("vocab_size")
         if self.kind in CORPUS_KINDS and vocab_size is not None and counts["max_token"] >= vocab_size:
             # (a model may have more ids than its tokenizer)
             raise ValueError(f"the corpus holds token id {counts['max_token']}, the tokenizer has {vocab_size} ids")
         manifest = {
             "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+            "format_version": FORMAT_VERSIONS[self.kind],
             "kind": self.kind,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "redraft_version": __version__,
@@ -146,17 +133,6 @@ class IndexWriter:
         _sync(self._temporary)
         self._take_name()
         _sync(self.path.parent)
-
-    def _counts(self) -> dict[str, int]:
-        """What the manifest states of what is in the files (`COUNTS`)."""
-        if self.kind == DENSE:
-            return {"vectors": len(self._arrays[DENSE_POSITIONS])}
-        if self.kind not in CORPUS_KINDS:
-            ids = self._arrays[SUCCESSOR_IDS]
-            return {"rows": len(ids), "max_token": int(ids.max(initial=-1))}
-        tokens = self._arrays[TOKENS]
-        documents = len(self._arrays[DOCUMENT_ENDS])
-        return {"documents": documents, "tokens": len(tokens), "max_token": int(tokens.max(initial=-1))}
 
     def _take_name(self) -> None:
         self._check_target()  # someone may have been faster

@@ -17,7 +17,7 @@ from redraft.retrieval.bundle import Bundle
 from redraft.retrieval.frozen_automaton import EDGE_COLUMNS, STATE_COLUMNS, FrozenAutomaton
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.model import CELL_COLUMNS, Model
-from redraft.retrieval.suffix_array import KEY_TOKENS, SuffixArray
+from redraft.retrieval.suffix_array import SuffixArray
 from redraft.retrieval.token_recycling import WIDTH, RecyclingTable
 
 __all__ = [
@@ -26,13 +26,14 @@ __all__ = [
 ]  # fmt: skip
 
 AUTOMATON, SUFFIX_ARRAY = 0, 1  # kinds of corpus index
+ENTRIES = 5  # of the corpora's bundle, per index
 CURSOR = 3  # columns per index: state, -, length of an automaton; low, high, length of a suffix array
 PATH = 16  # int32 buffer for look-ups
 
 _trie_nodes, _trie_successors = bundle.int32_rows(5), bundle.int32_rows(3)
 _rows_of_ids, _rows_of_probs = bundle.int32_rows(WIDTH), bundle.float32_rows(WIDTH)
 _cells, _weights = bundle.float32_rows(CELL_COLUMNS), bundle.float32_rows(ev.N_SLOTS + 1)
-_states, _edges, _keys = bundle.int32_rows(STATE_COLUMNS), bundle.int32_rows(EDGE_COLUMNS), bundle.int32_rows(KEY_TOKENS)
+_states, _edges = bundle.int32_rows(STATE_COLUMNS), bundle.int32_rows(EDGE_COLUMNS)
 _windows, _cursors = bundle.int32_rows(pt.MAX_CONTEXT), bundle.int64_rows(CURSOR * ev.MAX_CORPORA)
 _pointers = bundle.int64_rows(6)
 
@@ -96,11 +97,11 @@ def namespace_bundle(trie: pt.PrefixTrie, frequent: np.ndarray, recycled: Recycl
 
 
 def corpora_bundle(successor_ids: np.ndarray, successor_probs: np.ndarray, indexes) -> Bundle:
-    """`indexes`: FrozenAutomaton and SuffixArray tuples; four entries of the bundle each."""
+    """`indexes`: FrozenAutomaton and SuffixArray tuples; `ENTRIES` of the bundle each."""
     kinds, arrays = [], []
     for index in indexes:
         kinds.append(AUTOMATON if isinstance(index, FrozenAutomaton) else SUFFIX_ARRAY)
-        arrays += [*index, *([np.empty(0, np.int32)] * (4 - len(index)))]
+        arrays += [*index, *([np.empty(0, np.int32)] * (ENTRIES - len(index)))]
     return Bundle([successor_ids, successor_probs, np.array(kinds, np.int64), *arrays])
 
 
@@ -167,15 +168,16 @@ def knowledge_at(session, namespace, drafter):
 @inner
 def automaton_at(addresses, index):
     """The frozen automaton of corpus `index`."""
-    return FrozenAutomaton(_states(addresses, 3 + 4 * index), _edges(addresses, 4 + 4 * index))
+    return FrozenAutomaton(_states(addresses, 3 + ENTRIES * index), _edges(addresses, 4 + ENTRIES * index))
 
 
 @inner
 def array_at(addresses, index):
     """The suffix array of corpus `index`."""
     return SuffixArray(
-        bundle.int32s(addresses, 3 + 4 * index),
-        bundle.int32s(addresses, 4 + 4 * index),
-        bundle.uint8s(addresses, 5 + 4 * index),
-        _keys(addresses, 6 + 4 * index),
+        bundle.uint32s(addresses, 3 + ENTRIES * index),
+        bundle.uint32s(addresses, 4 + ENTRIES * index),
+        bundle.uint32s(addresses, 5 + ENTRIES * index),
+        bundle.uint32s(addresses, 6 + ENTRIES * index),
+        bundle.int64s(addresses, 7 + ENTRIES * index),
     )

@@ -61,7 +61,7 @@ def test_folder_is_walked_in_order_without_hidden_binary_and_foreign_files(tmp_p
 
 def test_indexes_and_work_folders_are_no_sources(tmp_path):
     write(tmp_path / "a.txt", "text")
-    for name in ("my.index/manifest.json", "my.index/tokens.npy", "my.index.work/plan.json", "my.index.work/lock"):
+    for name in ("my.index/manifest.json", "my.index/document_ends.npy", "my.index.work/plan.json", "my.index.work/lock"):
         write(tmp_path / name, "{}")
     assert read(tmp_path)[0] == ["text"]
 

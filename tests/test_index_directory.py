@@ -22,12 +22,15 @@ from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.frozen_automaton import freeze, frozen_walk
 from redraft.retrieval.index_directory import open_index, verify_index, write_array_index, write_automaton_index
 from redraft.retrieval.index_writer import IndexWriter
-from redraft.retrieval.suffix_array import build_suffix_array, find
+from redraft.retrieval.packed import pack, unpack
+from redraft.retrieval.suffix_array import find, positions
+from redraft.retrieval.suffix_array_build import build_suffix_array
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 TOKENIZER = {"fingerprint": "ab12", "name": "toy", "vocab_size": 50}
 DOCUMENTS = [[1, 2, 3, 1, 2], [4], [], [1, 2, 3, 49, 0]]
 TEXT = [token for document in DOCUMENTS for token in document]
+COUNTS = {"documents": 4, "tokens": 11, "max_token": 49}
 
 
 def write(path, documents=DOCUMENTS, *, kind="suffix_automaton", force=False, tokenizer=TOKENIZER, progress=None):
@@ -74,7 +77,8 @@ def test_round_trip(index_path):
         frozen = freeze(build(DOCUMENTS, random.Random(0)))
         assert index.automaton.states.tolist() == frozen.states.tolist()
         assert index.automaton.edges.tolist() == frozen.edges.tolist()
-        assert index.tokens.tolist() == TEXT
+        assert index.tokens[:].tolist() == TEXT
+        assert [document.tolist() for document in index.documents()] == DOCUMENTS
         assert index.document_ends.tolist() == [5, 6, 6, 11]
         assert frozen_walk(index.automaton, np.array([9, 1, 2, 3], np.int32), 32)[1] == 3
         manifest = index.manifest
@@ -90,16 +94,17 @@ def test_round_trip_of_a_suffix_array(array_path):
         assert (index.kind, index.automaton) == ("suffix_array", None)
         assert [part.tolist() for part in index.array] == [part.tolist() for part in expected]
         assert index.document_ends.tolist() == [5, 6, 6, 11]
+        assert [document.tolist() for document in index.documents()] == DOCUMENTS
         low, high, length = find(index.array, [9, 1, 2, 3])
         assert length == 3
-        assert [index.locate(position) for position in index.array.suffixes[low:high]] == [(0, 0), (3, 0)]
+        assert [index.locate(position) for position in positions(index.array, low, high)] == [(0, 0), (3, 0)]
     assert verify_index(array_path)["documents"] == 4
 
 
 @pytest.mark.parametrize("kind", ["suffix_automaton", "suffix_array"])
 def test_opened_arrays_are_mapped_and_read_only(tmp_path, kind):
     with open_index(write(tmp_path / "my.index", kind=kind)) as index:
-        for array in (index.tokens, index.document_ends, *(index.automaton or index.array)):
+        for array in (index.document_ends, *(index.automaton or index.array[:4])):
             assert isinstance(array.base, np.memmap) or isinstance(array.base.base, np.memmap)
             assert not array.flags.writeable
 
@@ -154,7 +159,7 @@ def test_a_link_keeps_leading_to_the_index(tmp_path):
     (tmp_path / "current").symlink_to(tmp_path / "disk" / "v1.index")
     write(tmp_path / "current", [[7, 7]], force=True)
     assert (tmp_path / "current").is_symlink()
-    assert open_index(tmp_path / "current").tokens.tolist() == [7, 7]
+    assert open_index(tmp_path / "current").tokens[:].tolist() == [7, 7]
 
 
 # --- Replacing: the old index or the new one, never none -------------------------------------------------------------
@@ -163,7 +168,7 @@ def test_a_link_keeps_leading_to_the_index(tmp_path):
 def test_an_existing_output_is_refused(index_path):
     with pytest.raises(FileExistsError, match="exists already"):
         write(index_path, [[7]])
-    assert open_index(index_path).tokens.tolist() == TEXT
+    assert open_index(index_path).tokens[:].tolist() == TEXT
 
 
 @pytest.mark.parametrize("exchange", [True, False])
@@ -172,8 +177,8 @@ def test_force_replaces_under_an_open_index(index_path, monkeypatch, exchange):
         monkeypatch.setattr(index_writer, "_exchange", lambda a, b: False)
     old = open_index(index_path)
     write(index_path, [[7, 8]], force=True)
-    assert open_index(index_path).tokens.tolist() == [7, 8]
-    assert old.tokens.tolist() == TEXT
+    assert open_index(index_path).tokens[:].tolist() == [7, 8]
+    assert old.tokens[:].tolist() == TEXT
     assert [entry.name for entry in index_path.parent.iterdir()] == ["my.index"]
 
 
@@ -195,7 +200,7 @@ def test_the_swap_never_leaves_the_name_free(index_path, monkeypatch):
         ended = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=False)
         assert ended.returncode == 9
         assert verify_index(index_path)["tokens"] == len(wanted)
-        assert open_index(index_path).tokens.tolist() == wanted
+        assert open_index(index_path).tokens[:].tolist() == wanted
 
 
 def test_a_set_aside_index_is_named(index_path):
@@ -261,7 +266,7 @@ def test_an_array_that_was_not_written_is_named(tmp_path):
     ):
         writer.write("tokens.npy", np.zeros(1, np.int32))
         writer.write("document_ends.npy", np.ones(1, np.int64))
-        writer.publish(tokenizer=TOKENIZER, options={}, sources=[])
+        writer.publish(counts=COUNTS, tokenizer=TOKENIZER, options={}, sources=[])
 
 
 # --- What can be wrong -----------------------------------------------------------------------------------------------
@@ -296,7 +301,7 @@ def test_malformed_manifest(index_path, text, message):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"format_version": 2}, "format version 2, .* reads version 1; upgrade redraft"),
+        ({"format_version": 2}, "format version 2, .* reads version 1 of this kind; upgrade redraft"),
         ({"format_version": "1"}, "format version '1'"),
         ({"kind": "b_tree"}, "kind 'b_tree', wanted one of suffix_automaton, suffix_array"),
         ({"kind": None}, '"kind" is None, wanted str'),
@@ -322,7 +327,7 @@ def test_another_tokenizer(index_path):
 @pytest.mark.parametrize(
     "kind, name",
     [("suffix_automaton", name) for name in ("tokens.npy", "document_ends.npy", "states.npy", "edges.npy")]
-    + [("suffix_array", name) for name in ("suffixes.npy", "document_starts.npy", "keys.npy")],
+    + [("suffix_array", name) for name in ("text.npy", "suffixes.npy", "keys.npy", "buckets.npy")],
 )
 def test_damaged_files(tmp_path, kind, name):
     index_path = write(tmp_path / "my.index", kind=kind)
@@ -369,22 +374,38 @@ def test_verify_refuses_numbers_that_lead_outside(tmp_path, name, row, column, v
     with IndexWriter(tmp_path / "my.index", kind="suffix_automaton") as writer:
         for key, array in arrays.items():
             writer.write(f"{key}.npy", array)
-        writer.publish(tokenizer=TOKENIZER, options={}, sources=[])
+        writer.publish(counts=COUNTS, tokenizer=TOKENIZER, options={}, sources=[])
     with pytest.raises(IndexFormatError, match=f"{name}.npy: holds numbers outside"):
         verify_index(tmp_path / "my.index")
 
 
-@pytest.mark.parametrize("name, row, value", [("suffixes", 3, 11), ("suffixes", 0, -1), ("document_starts", 0, 255)])
-def test_verify_refuses_rows_that_lead_outside(tmp_path, name, row, value):
+@pytest.mark.parametrize(
+    "name, place, value", [("suffixes", 3, 11), ("text", 2, 19), ("text", 5, 2), ("text", 11, 0), ("text", 0, 103)]
+)
+def test_verify_refuses_what_leads_outside(tmp_path, name, place, value):
+    """A position beyond the text, a document's start too many or missing, no end of the text, an unknown id."""
     tokens, ends = flat(DOCUMENTS)
-    parts = {key: part.copy() for key, part in build_suffix_array(tokens, ends)._asdict().items()}
-    parts[name][row] = value
+    array = build_suffix_array(tokens, ends)
+    parts = {key: part.copy() for key, part in array._asdict().items() if key != "sizes"}
+    bits = int(array.sizes[{"text": 1, "suffixes": 2}[name]])
+    values = np.empty(11 + (name == "text"), np.int64)
+    unpack(parts[name], bits, 0, values)
+    values[place] = value
+    pack(values, bits, parts[name])
     with IndexWriter(tmp_path / "my.index", kind="suffix_array") as writer:
         for key, part in (parts | {"document_ends": ends}).items():
             writer.write(f"{key}.npy", part)
-        writer.publish(tokenizer=TOKENIZER, options={}, sources=[])
+        writer.publish(counts=COUNTS, tokenizer=TOKENIZER, options={}, sources=[])
     with pytest.raises(IndexFormatError, match=f"{name}.npy: holds numbers outside"):
         verify_index(tmp_path / "my.index")
+
+
+def test_a_suffix_array_of_the_first_version(array_path):
+    edit_manifest(array_path, format_version=1)
+    with pytest.raises(
+        IndexFormatError, match="format version 1, this redraft .* reads version 2 of this kind; rebuild"
+    ):
+        open_index(array_path)
 
 
 def test_write_needs_only_what_it_says(tmp_path):

@@ -15,13 +15,15 @@ from redraft.retrieval.suffix_array import (
     KEY_STRIDE,
     SAMPLED_KEYS,
     SuffixArray,
+    Text,
     array_advance,
     array_shorten,
     array_successors,
-    build_suffix_array,
     find,
+    positions,
     successors,
 )
+from redraft.retrieval.suffix_array_build import build_suffix_array
 from redraft.retrieval.suffix_sorting import sort_suffixes
 
 
@@ -68,10 +70,10 @@ def check_find(array: SuffixArray, documents: list[list[int]], context: list[int
     low, high, length = find(array, context, limit)
     suffix = naive.longest_suffix(documents, context, limit)
     assert length == len(suffix)
-    ends = naive.occurrences(documents, suffix) if suffix else range(len(array.tokens))
+    ends = naive.occurrences(documents, suffix) if suffix else range(array.sizes[0])
     assert high - low == len(ends)
     if suffix:
-        assert sorted((array.suffixes[low:high] + length - 1).tolist()) == ends
+        assert sorted((positions(array, low, high) + length - 1).tolist()) == ends
     expected = naive.successors(documents, suffix)
     tokens, counts = successors(array, low, high, length)
     if high - low <= EXACT_ROWS:
@@ -127,6 +129,29 @@ def test_order_of_repeats(documents):
 def test_order_of_a_copied_corpus():
     documents = repetitive(random.Random(2), 12, 150, 40)
     assert sort_suffixes(*flat(documents)).tolist() == naive.suffix_array(documents)
+
+
+# --- The stored form ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("highest", [0, 1, 254, 255, 49_151, 65_535, 65_536, 2**31 - 1])
+def test_tokens_and_positions_come_back(highest):
+    """Ids at both sides of a power of two, as many tokens, empty documents at both ends."""
+    rng = random.Random(highest)
+    for n in (1, 2, 31, 33, 256, 257):
+        documents = [[], [rng.choice([0, highest]) for _ in range(n - 1)], [highest], []]
+        array = build(documents)
+        tokens, _ = flat(documents)
+        text, places = Text(array), np.array([n - 1, 0, n // 2])
+        assert len(text) == n and np.asarray(text).tolist() == text[:].tolist() == tokens.tolist()
+        assert text[n // 2 : n + 9].tolist() == tokens[n // 2 :].tolist() and text[1::2].tolist() == tokens[1::2].tolist()
+        assert text[places].tolist() == tokens[places].tolist() and text[-1:].dtype == np.int32 and len(text[5:5]) == 0
+        assert text[n - 1] == highest
+        with pytest.raises(IndexError, match=f"wanted 0..{n - 1}, got 0..{n}"):
+            text[np.array([0, n])]
+        assert positions(array, 0, n).tolist() == naive.suffix_array(documents)
+        assert array.sizes.tolist()[0] == n and array.sizes[1] == max(1, highest.bit_length()) + 1
+        check_find(array, documents, [0, highest], 5)
 
 
 # --- Queries ----------------------------------------------------------------------------------------------------------
@@ -204,7 +229,7 @@ def test_cursors_advance_and_shorten(limit, alphabet):
         *documents[6][:20],
     ]
     window = np.zeros(limit, np.int32)
-    low, high, length = 0, len(array.suffixes), 0
+    low, high, length = 0, int(array.sizes[0]), 0
     for position, token in enumerate(text):
         window[1:] = window[:-1].copy()
         window[0] = token
@@ -220,7 +245,7 @@ def test_cursors_advance_and_shorten(limit, alphabet):
             wanted = wanted[1:]
         assert shorter == len(wanted)
         assert shorter_high - shorter_low == (
-            len(naive.occurrences(documents, wanted)) if wanted else len(array.tokens)
+            len(naive.occurrences(documents, wanted)) if wanted else array.sizes[0]
         )
 
 

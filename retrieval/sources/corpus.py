@@ -32,7 +32,7 @@ def advance(knowledge, places, source, target, token):
         else:
             array = array_at(knowledge.corpora, index)
             if length == 0:
-                low, high = np.int64(0), np.int64(len(array.suffixes))
+                low, high = np.int64(0), array.sizes[0]
             filled = places.filled[target]
             low, high, length = sa.array_advance(
                 array, low, high, length, places.windows[target], np.int64(filled), MAX_CONTEXT
