@@ -1,17 +1,18 @@
-"""What an index knows of text that is like it: is it worth serving?
+"""What indexes know of text that is like them: are they worth serving?
 
-A sample of its documents is read as if each were held out: a match of n tokens counts only if these n tokens stand in
+A sample of their documents is read as if each were held out: a match of n tokens counts only if these n tokens stand in
 another document as well. For every length there are two numbers: at how many of the positions the last n tokens occur
 elsewhere, and at how many of these the next token, too, follows them elsewhere, which is what a draft needs. Text
-that is given instead (not from the index) is measured as it is.
+that is given instead (not from an index) is measured as it is. Several indexes are asked as a drafter asks them, as if
+they were one.
 
-Cost: one walk over the sample per length, and a small automaton of each sampled document to take its own occurrences
+Cost: one walk over the sample per length and index, and a small automaton of each sampled document to take its own occurrences
 out of the counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numba
 import numpy as np
@@ -26,31 +27,34 @@ __all__ = ["MATCH_LENGTHS", "held_out_matches", "matches_of_texts"]
 MATCH_LENGTHS = (2, 4, 8, 16)
 
 
-def held_out_matches(index: CorpusIndex, sample_tokens: int = 200_000, seed: int = 0) -> dict:
-    """Measure documents of `index`, drawn with `seed` until there are `sample_tokens`, against all its other documents.
+def held_out_matches(indexes: Sequence[CorpusIndex], sample_tokens: int = 200_000, seed: int = 0) -> dict:
+    """Measure documents of `indexes`, drawn with `seed` until there are `sample_tokens`, against all their others.
 
     Returns {"documents", "positions", "matched": {n: share of positions}, "continued": {n: share of the matched}}.
     """
-    return _shares(index, _sample(index, sample_tokens, seed), leave_out=True)
+    return _shares(indexes, _sample(indexes, sample_tokens, seed), leave_out=True)
 
 
-def matches_of_texts(index: CorpusIndex, documents: Iterable[np.ndarray]) -> dict:
-    """The same for int32 token arrays that are not in the index."""
-    return _shares(index, documents, leave_out=False)
+def matches_of_texts(indexes: Sequence[CorpusIndex], documents: Iterable[np.ndarray]) -> dict:
+    """The same for int32 token arrays that are not in an index."""
+    return _shares(indexes, documents, leave_out=False)
 
 
-def _sample(index: CorpusIndex, sample_tokens: int, seed: int) -> Iterator[np.ndarray]:
-    ends = index.document_ends
+def _sample(indexes: Sequence[CorpusIndex], sample_tokens: int, seed: int) -> Iterator[np.ndarray]:
+    first = np.cumsum([0, *(len(index.document_ends) for index in indexes)])  # document of each, and one past the last
     drawn = 0
-    for number in np.random.default_rng(seed).permutation(len(ends)):
+    for number in np.random.default_rng(seed).permutation(int(first[-1])):
         if drawn >= sample_tokens:
             return
+        part = int(np.searchsorted(first, number, side="right")) - 1
+        index, number = indexes[part], int(number - first[part])
+        ends = index.document_ends
         document = index.tokens[int(ends[number - 1]) if number else 0 : int(ends[number])]
         drawn += len(document)
         yield document
 
 
-def _shares(index: CorpusIndex, documents: Iterable[np.ndarray], leave_out: bool) -> dict:
+def _shares(indexes: Sequence[CorpusIndex], documents: Iterable[np.ndarray], leave_out: bool) -> dict:
     n_documents, positions = 0, 0
     matched = dict.fromkeys(MATCH_LENGTHS, 0)
     continued = dict.fromkeys(MATCH_LENGTHS, 0)
@@ -60,8 +64,8 @@ def _shares(index: CorpusIndex, documents: Iterable[np.ndarray], leave_out: bool
         n_documents += 1
         positions += max(0, len(document) - 1)  # after every token but the last one comes a next one
         for length in MATCH_LENGTHS:
-            here = _occurs_elsewhere(index, own, document, length)[:-1]
-            longer = _occurs_elsewhere(index, own, document, length + 1)[1:]
+            here = _occurs_elsewhere(indexes, own, document, length)[:-1]
+            longer = _occurs_elsewhere(indexes, own, document, length + 1)[1:]
             matched[length] += int(here.sum())
             continued[length] += int((here & longer).sum())
     return {
@@ -78,13 +82,16 @@ def _automaton_of(document: np.ndarray) -> FrozenAutomaton:
     return freeze(automaton)
 
 
-def _occurs_elsewhere(index: CorpusIndex, own: FrozenAutomaton, document: np.ndarray, length: int) -> np.ndarray:
-    """bool[n]: whether the `length` tokens that end at each position occur more often in `index` than in `own`."""
+def _occurs_elsewhere(
+    indexes: Sequence[CorpusIndex], own: FrozenAutomaton, document: np.ndarray, length: int
+) -> np.ndarray:
+    """bool[n]: whether the `length` tokens that end at each position occur more often in `indexes` than in `own`."""
     everywhere, here = np.zeros(len(document), np.int64), np.zeros(len(document), np.int64)
-    if index.automaton is not None:
-        _count_in_automaton(index.automaton, document, length, everywhere)
-    else:
-        _count_in_array(index.array, document, length, np.empty(length, np.int32), everywhere)
+    for index in indexes:
+        if index.automaton is not None:
+            _count_in_automaton(index.automaton, document, length, everywhere)
+        else:
+            _count_in_array(index.array, document, length, np.empty(length, np.int32), everywhere)
     _count_in_automaton(own, document, length, here)
     return everywhere > here
 
@@ -98,7 +105,7 @@ def _count_in_automaton(automaton, document, length, counts):
     for i in range(document.shape[0]):
         state, matched = frozen_advance(automaton, state, matched, document[i], length)
         if matched == length:
-            counts[i] = automaton.states[state, COUNT]
+            counts[i] += automaton.states[state, COUNT]
 
 
 @numba.njit(nogil=True)
@@ -107,4 +114,4 @@ def _count_in_array(array, document, length, window, counts):
         for back in range(length):
             window[back] = document[i - back]
         low, high = array_search(array, window, length)
-        counts[i] = high - low
+        counts[i] += high - low

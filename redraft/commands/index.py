@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
 
-import numpy as np
-
+from redraft.commands import index_reports
 from redraft.index_builders.build import BuildOptions, BuildSummary, build_index
-from redraft.index_builders.documents import ReadOptions, Tally
+from redraft.index_builders.documents import ReadOptions
 from redraft.index_builders.merge import merge_indexes
 from redraft.index_builders.progress import Progress, readable_bytes
 from redraft.index_builders.ray_shards import build_index_on_ray
-from redraft.index_builders.readers import read_documents
-from redraft.index_builders.sources import list_files
-from redraft.index_builders.stats import MATCH_LENGTHS, held_out_matches, matches_of_texts
 from redraft.index_builders.structures import KINDS, check_output
-from redraft.index_builders.tokenizers import Tokenizer, load_tokenizer
-from redraft.replay.contenders import Redraft
-from redraft.replay.run import Plan, replay_files
-from redraft.replay.traces import RememberedTokenizer, trace_files
-from redraft.retrieval.config import DraftConfig
-from redraft.retrieval.dense_index import open_dense
-from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.index_directory import CorpusIndex, open_index, verify_index
-from redraft.retrieval.index_files import read_manifest
-from redraft.retrieval.index_format import DENSE, SUCCESSORS
-from redraft.retrieval.successor_table import open_successors
-from redraft.retrieval.tokens import as_tokens
+from redraft.index_builders.tokenizers import Tokenizer
+from redraft.retrieval.index_directory import open_index
 
 __all__ = ["configure", "run"]
 
@@ -94,11 +79,14 @@ Shards given in their order become the same index that a build in one go makes.
 _STATS_EXAMPLES = """\
 examples:
   redraft index stats my.index
+  redraft index stats shards/ more.index
   redraft index stats my.index --on held_out.jsonl --tokenizer tokenizer.json
   redraft index stats my.index --traces traces/maths.jsonl.gz --tokenizer tokenizer.json
 
-Without --on, documents of the index are measured against all its other documents.
+Without --on, documents of the indexes are measured against all their other documents.
 """
+
+_INDEXES = "an index, or a directory of indexes (the shards of one build, say)"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -207,9 +195,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     dense.add_argument("--window", type=_count, default=1024, metavar="N", help="tokens the model sees at once")
     dense.add_argument("--batch", type=_count, default=4096, metavar="N", help="tokens in one forward")
 
-    inspect = add("inspect", "say what an index holds", _inspect)
-    inspect.add_argument("index", metavar="DIR", help="the index directory")
-    inspect.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    inspect = add("inspect", "say what indexes hold", index_reports.inspect)
+    inspect.add_argument("indexes", nargs="+", metavar="DIR", help=_INDEXES)
+    inspect.add_argument("--json", action="store_true", help="print manifests as JSON")
 
     merge = add("merge", "make one index of several", _merge, epilog=_MERGE_EXAMPLES)
     merge.add_argument("indexes", nargs="+", metavar="INDEX", help="index directories made with the same tokenizer")
@@ -218,20 +206,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     merge.add_argument("--kind", choices=KINDS, help="structure to build (otherwise chosen by size and memory)")
     merge.add_argument("--memory-limit", type=_count, metavar="BYTES", help="refuse where merging would take more")
 
-    stats = add("stats", "say how often an index will find something", _stats, epilog=_STATS_EXAMPLES)
-    stats.add_argument("index", metavar="DIR", help="the index directory")
+    stats = add("stats", "say how often indexes will find something", index_reports.stats, epilog=_STATS_EXAMPLES)
+    stats.add_argument("indexes", nargs="+", metavar="DIR", help=_INDEXES)
     stats.add_argument(
-        "--on", nargs="+", default=[], metavar="SOURCE", help="measure on this text instead of documents of the index"
+        "--on", nargs="+", default=[], metavar="SOURCE", help="measure on this text instead of documents of the indexes"
     )
     stats.add_argument(
-        "--traces", metavar="PATH", help="recorded outputs (as for `redraft replay`): say what the index adds there"
+        "--traces", metavar="PATH", help="recorded outputs (as for `redraft replay`): say what the indexes add there"
     )
-    stats.add_argument("--tokenizer", metavar="T", help="what the index was built with; needed for --on and --traces")
+    stats.add_argument("--tokenizer", metavar="T", help="what the indexes were built with; needed for --on and --traces")
     stats.add_argument("--sample", type=_count, default="200k", metavar="N", help="how many tokens to measure on")
     stats.add_argument("--json", action="store_true", help="print the figures as JSON")
 
-    verify = add("verify", "read all of an index and check it against its digests", _verify)
-    verify.add_argument("index", metavar="DIR", help="the index directory")
+    verify = add("verify", "read all of each index and check it against its digests", index_reports.verify)
+    verify.add_argument("indexes", nargs="+", metavar="DIR", help=_INDEXES)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -346,56 +334,6 @@ def _model_name(spec: str) -> str:
     return Path(spec).expanduser().name if Path(spec).expanduser().exists() else spec
 
 
-def _inspect(args: argparse.Namespace) -> int:
-    kind = read_manifest(args.index)["kind"]
-    if kind == SUCCESSORS:
-        manifest = open_successors(args.index).manifest
-    elif kind == DENSE:
-        with open_dense(args.index) as index:
-            manifest = index.manifest
-    else:
-        with open_index(args.index) as index:
-            manifest = index.manifest
-    print(json.dumps(manifest, indent=2, ensure_ascii=False) if args.json else _description(args.index, manifest))
-    return 0
-
-
-def _description(path: str, manifest: dict) -> str:
-    """What `inspect` prints. Options and sources are the builder's own words, so they may be of any shape."""
-    tokenizer, size = manifest["tokenizer"], sum(file["bytes"] for file in manifest["files"].values())
-    options = [
-        f"{name} {value}" for name, value in manifest["options"].items() if value not in (None, False, [], [1, 1])
-    ]
-    unit, count = next(
-        (unit, manifest[name])
-        for name, unit in (("tokens", "token"), ("rows", "token"), ("vectors", "key"))
-        if name in manifest
-    )
-    lines = [
-        f"{path}: {_contents(manifest)}",
-        f"  {readable_bytes(size)}, {size / max(1, count):.1f} bytes per {unit}",
-        f"  {manifest['kind'].replace('_', ' ')}, format {manifest['format_version']}",
-        f"  written {manifest['created']} by redraft {manifest['redraft_version']}",
-        f"  tokenizer {tokenizer['name']}, {tokenizer['vocab_size']} ids, fingerprint {tokenizer['fingerprint']}",
-        f"  options: {', '.join(options) or 'none'}",
-    ]
-    for source in manifest["sources"]:
-        if isinstance(source, dict) and source.keys() == {"source", "documents", "tokens"}:
-            lines.append(f"  from {source['source']}: {source['documents']:,} documents, {source['tokens']:,} tokens")
-        else:
-            lines.append(f"  from {source}")
-    lines += [f"  {name}: {readable_bytes(file['bytes'])}" for name, file in manifest["files"].items()]
-    return "\n".join(lines)
-
-
-def _contents(manifest: dict) -> str:
-    if manifest["kind"] == DENSE:
-        return f"{manifest['vectors']:,} keys of {manifest['dimension']} numbers"
-    if manifest["kind"] == SUCCESSORS:
-        return f"successors of {manifest['rows']:,} tokens"
-    return f"{manifest['documents']:,} documents, {manifest['tokens']:,} tokens"
-
-
 def _merge(args: argparse.Namespace) -> int:
     progress = Progress()
     merged = merge_indexes(
@@ -411,79 +349,6 @@ def _merge(args: argparse.Namespace) -> int:
         f" {merged['duplicates']:,} exact duplicates left out",
         file=sys.stderr,
     )
-    return 0
-
-
-def _stats(args: argparse.Namespace) -> int:
-    if (args.on or args.traces) and args.tokenizer is None:
-        args.usage_error("--on and --traces need --tokenizer, the one that the index was built with")
-    with open_index(args.index) as index:
-        if args.on:
-            found = matches_of_texts(index, _texts_to_measure(args, index))
-            measured = ", ".join(args.on)
-        else:
-            found = held_out_matches(index, args.sample)
-            measured = "documents of the index, each against all the others"
-        facts = {name: index.manifest[name] for name in ("documents", "tokens")}
-        facts["bytes"] = sum(file["bytes"] for file in index.manifest["files"].values())
-    steps = _tokens_per_step(args) if args.traces else {}
-    if args.json:
-        print(json.dumps(facts | {"measured_on": measured, "matches": found, "tokens_per_step": steps}, indent=2))
-        return 0
-    print(
-        f"{args.index}: {facts['documents']:,} documents, {facts['tokens']:,} tokens, {readable_bytes(facts['bytes'])}"
-    )
-    print(f"measured on {measured}: {found['documents']:,} documents, {found['positions']:,} positions")
-    print(f"{'last tokens':>12} {'found':>8} {'and the next one, too':>22}")
-    for length in MATCH_LENGTHS:
-        print(f"{length:>12} {found['matched'][length]:>8.1%} {found['continued'][length]:>22.1%}")
-    for name, step in steps.items():
-        print(f"tokens per step on {name}: {step['without']:.2f} without the index, {step['with']:.2f} with it")
-    return 0
-
-
-def _tokens_per_step(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """{workload: {"without": tokens per step, "with": the same with the index}} on recorded outputs."""
-    files, plan = trace_files(Path(args.traces)), Plan()
-    tokenizer = RememberedTokenizer(args.tokenizer, load_tokenizer)
-    config = DraftConfig(vocab_size=tokenizer.vocab_size, tokenizer_fingerprint=tokenizer.fingerprint)
-    steps: dict[str, dict[str, float]] = {}
-    replayed = 0
-    with Progress().phase("replaying", 2 * len(files) * plan.tokens, " tokens") as report:
-
-        def count(tokens: int) -> None:
-            nonlocal replayed
-            replayed += tokens
-            report(replayed)
-
-        for what, indexes in (("without", ()), ("with", (args.index,))):
-            for file, tally in replay_files(Redraft(config, indexes), files, tokenizer, plan, progress=count):
-                steps.setdefault(file.name.partition(".")[0], {})[what] = tally.tokens_per_step
-    return steps
-
-
-def _texts_to_measure(args: argparse.Namespace, index: CorpusIndex) -> list[np.ndarray]:
-    """Token arrays of up to `args.sample` tokens from the sources after --on."""
-    tokenizer, ours = load_tokenizer(args.tokenizer), index.manifest["tokenizer"]
-    if tokenizer.fingerprint != ours["fingerprint"]:
-        raise IndexFormatError(
-            f"{args.index} was built with tokenizer {ours['name']!r} ({ours['fingerprint']}),"
-            f" --tokenizer {tokenizer.name} has fingerprint {tokenizer.fingerprint}"
-        )
-    options, drawn, texts = ReadOptions(), 0, []
-    for _, document in read_documents(list_files(args.on, options), options, Tally()):
-        content = document.content
-        texts.append(tokenizer.encode(content) if isinstance(content, str) else as_tokens(content))
-        drawn += len(texts[-1])
-        if drawn >= args.sample:
-            break
-    return texts
-
-
-def _verify(args: argparse.Namespace) -> int:
-    with Progress().stages() as report:
-        manifest = verify_index(args.index, report)
-    print(f"{args.index}: intact, {_contents(manifest)}")
     return 0
 
 
