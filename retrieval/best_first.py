@@ -6,7 +6,8 @@ al. 2024, and EAGLE-2). They are found best-first: take the best open candidate,
 follow it, and open those candidates.
 
 Deep nodes are chosen for being over-rated, so the order discounts each level by `DISCOUNT`; the probability reported
-does not. A node whose children could not come into the tree is not evaluated.
+does not. A node whose children could not come into the tree is not evaluated, and of one whose path is improbable only
+as many candidates are looked at as could come in.
 
 Cost: one evaluation (`blend`) per expanded node, about two thirds of the budget.
 """
@@ -34,6 +35,8 @@ DISCOUNT = 0.95
 MAX_BUDGET = 512
 MAX_DEPTH = 48
 NEGLIGIBLE = 0.016  # an open candidate is dropped below this, divided by the budget
+BREADTH = 1.5  # as many candidates are asked for at a place as could come into the tree, times this,
+MIN_BREADTH = 6  # but so many at least
 EXPANSION = 0.5  # a node is evaluated if its rank times this would still come into the tree
 
 
@@ -41,7 +44,9 @@ class Workspace(NamedTuple):
     """Buffers of one thread, reused from call to call.
 
     places, ballot: see blend; tokens, parents: int32[512], probs: float32[512], sources: uint8[512]: the tree;
-    depths: int32[512] of its nodes; open_*: the open candidates, best last.
+    depths: int32[512] of its nodes; open_ranks: float64[512] of the open candidates, best last; open_slots: int32[512]
+    where in the two following each stands (behind them the slots that are free); open_probs: float64[512];
+    open_nodes: int32[512, 3]  token, parent, source.
     """
 
     places: Places
@@ -52,6 +57,7 @@ class Workspace(NamedTuple):
     sources: np.ndarray
     depths: np.ndarray
     open_ranks: np.ndarray
+    open_slots: np.ndarray
     open_probs: np.ndarray
     open_nodes: np.ndarray
 
@@ -67,8 +73,9 @@ def new_workspace() -> Workspace:
         np.zeros(n, np.uint8),
         np.zeros(n, np.int32),
         np.zeros(n, np.float64),
+        np.arange(n, dtype=np.int32),
         np.zeros(n, np.float64),
-        np.zeros((n, 3), np.int32),  # token, parent, source
+        np.zeros((n, 3), np.int32),
     )
 
 
@@ -76,7 +83,8 @@ def workspace_bundle(work: Workspace) -> Bundle:
     return Bundle([*work.places, *work.ballot, *work[2:]])
 
 
-_rows_of_slots, _rows_of_three = bundle.int32_rows(ev.N_SLOTS), bundle.int32_rows(3)
+_rows_of_candidates, _rows_of_three = bundle.int32_rows(ev.MAX_CANDIDATES), bundle.int32_rows(3)
+_rows_of_used = bundle.int64_rows(3)
 
 
 @inner
@@ -84,10 +92,11 @@ def _ballot_at(addresses):
     return ev.Ballot(
         bundle.int32s(addresses, 7),
         bundle.int32s(addresses, 8),
-        _rows_of_slots(addresses, 9),
+        _rows_of_candidates(addresses, 9),
         bundle.float64s(addresses, 10),
         bundle.int64s(addresses, 11),
         bundle.int64s(addresses, 12),
+        _rows_of_used(addresses, 13),
     )
 
 
@@ -96,14 +105,15 @@ def _workspace_at(addresses):
     return Workspace(
         places_at(addresses, 0),
         _ballot_at(addresses),
-        bundle.int32s(addresses, 13),
         bundle.int32s(addresses, 14),
-        bundle.float32s(addresses, 15),
-        bundle.uint8s(addresses, 16),
-        bundle.int32s(addresses, 17),
-        bundle.float64s(addresses, 18),
+        bundle.int32s(addresses, 15),
+        bundle.float32s(addresses, 16),
+        bundle.uint8s(addresses, 17),
+        bundle.int32s(addresses, 18),
         bundle.float64s(addresses, 19),
-        _rows_of_three(addresses, 20),
+        bundle.int32s(addresses, 20),
+        bundle.float64s(addresses, 21),
+        _rows_of_three(addresses, 22),
     )
 
 
@@ -120,36 +130,43 @@ def _proposal_at(addresses):
 @inner(inline=False)
 def _open(work, n_open, room, rank, prob, token, parent, source):
     """Insert a candidate in order of rank, keeping the best `room`; returns how many are open. Best last."""
-    ranks, probs, nodes = work.open_ranks, work.open_probs, work.open_nodes
+    ranks, slots = work.open_ranks, work.open_slots
     if n_open == room:
         # the worst (first) makes way
-        at = 0
+        at, slot = 0, slots[0]
         while at + 1 < n_open and ranks[at + 1] < rank:
-            ranks[at], probs[at] = ranks[at + 1], probs[at + 1]
-            nodes[at, 0], nodes[at, 1], nodes[at, 2] = nodes[at + 1, 0], nodes[at + 1, 1], nodes[at + 1, 2]
+            ranks[at], slots[at] = ranks[at + 1], slots[at + 1]
             at += 1
     else:
-        at = n_open
+        at, slot = n_open, slots[n_open]
         while at > 0 and ranks[at - 1] >= rank:
-            ranks[at], probs[at] = ranks[at - 1], probs[at - 1]
-            nodes[at, 0], nodes[at, 1], nodes[at, 2] = nodes[at - 1, 0], nodes[at - 1, 1], nodes[at - 1, 2]
+            ranks[at], slots[at] = ranks[at - 1], slots[at - 1]
             at -= 1
         n_open += 1
-    ranks[at], probs[at] = rank, prob
-    nodes[at, 0], nodes[at, 1], nodes[at, 2] = token, parent, source
+    ranks[at], slots[at] = rank, slot
+    work.open_probs[slot] = prob
+    work.open_nodes[slot, 0], work.open_nodes[slot, 1], work.open_nodes[slot, 2] = token, parent, source
     return n_open
+
+
+@inner
+def _most_candidates(knowledge):
+    return ev.MAX_CANDIDATES if len(knowledge.kinds) else ev.FEWER_CANDIDATES
 
 
 @inner(inline=False)
 def _expand(knowledge, work, draft, enabled, node, n_open, room, floor, min_prob):
     """Evaluate the place behind `node` (-1: the root) and open its candidates; returns how many are open."""
     places, ballot = work.places, work.ballot
-    blend.gather(knowledge, places, node + 1, ballot, draft, enabled)
-    blend.score(knowledge.model, ballot)
     above, depth = 1.0, 1
     if node >= 0:
         above, depth = np.float64(work.probs[node]), work.depths[node] + 1
     discount = DISCOUNT**depth
+    # No more than 1 / p candidates have a probability of p: those that matter are few where the path is improbable.
+    needed = work.open_ranks[0] if n_open == room else floor
+    most = max(MIN_BREADTH, min(_most_candidates(knowledge), np.int64(BREADTH * above * discount / needed)))
+    blend.gather(knowledge, places, node + 1, ballot, draft, enabled, most)
+    blend.score(knowledge.model, ballot)
     for row in range(ballot.header[0]):
         prob = above * ballot.scores[row]
         rank = prob * discount
@@ -174,27 +191,21 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
     places = work.places
     blend.copy_place(state_at(session), places)
     places.proposed[0] = -1 if len(draft[0]) else -2
+    work.ballot.header[4] += 1
     floor = NEGLIGIBLE / max_nodes
     n_open = _expand(knowledge, work, draft, enabled, -1, 0, max_nodes, floor, min_prob)
     n = 0
     while n < max_nodes and n_open > 0:
         n_open -= 1
-        rank, prob = work.open_ranks[n_open], work.open_probs[n_open]
-        token, parent = work.open_nodes[n_open, 0], work.open_nodes[n_open, 1]
+        rank, slot = work.open_ranks[n_open], work.open_slots[n_open]
+        token, parent = work.open_nodes[slot, 0], work.open_nodes[slot, 1]
         work.tokens[n], work.parents[n] = token, parent
-        work.probs[n], work.sources[n] = prob, work.open_nodes[n_open, 2]
+        work.probs[n], work.sources[n] = work.open_probs[slot], work.open_nodes[slot, 2]
         work.depths[n] = work.depths[parent] + 1 if parent >= 0 else 1
         n += 1
         room = max_nodes - n
         if room == 0 or work.depths[n - 1] >= MAX_DEPTH:
             continue
-        if n_open > room:  # the worst can no longer come in
-            surplus = n_open - room
-            for at in range(room):
-                work.open_ranks[at], work.open_probs[at] = work.open_ranks[at + surplus], work.open_probs[at + surplus]
-                for column in range(3):
-                    work.open_nodes[at, column] = work.open_nodes[at + surplus, column]
-            n_open = room
         if n_open == room and EXPANSION * rank <= work.open_ranks[0]:
             continue
         blend.advance(knowledge, places, parent + 1, n, token)
@@ -216,7 +227,8 @@ def learn_tokens(session, namespace, drafter, workspace, proposed, enabled, tail
     done = np.int64(begin)
     while done < len(tokens) and pt.has_room(knowledge.session):
         token = tokens[done]
-        blend.gather(knowledge, state, 0, ballot, draft, enabled)
+        ballot.header[4] += 1
+        blend.gather(knowledge, state, 0, ballot, draft, enabled, _most_candidates(knowledge))
         blend.score(knowledge.model, ballot)
         blend.learn(knowledge.model, ballot, token)
         state.proposed[0] = proposal.follow(draft[0], draft[1], state.proposed[0], token)

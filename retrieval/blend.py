@@ -11,8 +11,8 @@ weights and biases, and counts hits and trials in the cells. It is called once p
 there was before it: what the target writes is the only teacher.
 
 It is logistic mixing as in the PAQ compressors (Mahoney 2005) over learned PPM escapes, with the weights chosen by
-which evidence is present. Cost: about 1.5 microseconds a place; a place is evaluated once per expanded node and once
-per committed token.
+which evidence is present. Both go slot by slot over all candidates, so that many cells are fetched at once. Cost: about
+1.5 microseconds a place; a place is evaluated once per expanded node and once per committed token.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.draft_tree import Source
+from redraft.retrieval.exponential import exponential
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.knowledge import CURSOR
 from redraft.retrieval.model import BIAS, RATE, STRENGTH, TRIALS
@@ -80,13 +81,13 @@ def _uses(enabled, source):
 
 
 @inner(inline=False)
-def gather(knowledge, places, place, ballot, draft, enabled):
-    """Collect the candidates at a place, and the evidence for each. THE LIST OF SOURCES.
+def gather(knowledge, places, place, ballot, draft, enabled, most):
+    """Collect the candidates at a place, at most `most`, and the evidence for each. THE LIST OF SOURCES.
 
     `draft` is the caller's own (tokens, parents, probs). `enabled` has a bit per `Source`. Candidates are few (48), so
     the sources stand in order of how much they know.
     """
-    ev.clear(ballot, ev.MAX_CANDIDATES if len(knowledge.kinds) else ev.FEWER_CANDIDATES)
+    ev.clear(ballot, most)
     window, filled, path, pointers = places.windows[place], places.filled[place], places.path, places.pointers
     last = window[0] if filled > 0 else -1
     before_last = window[1] if filled > 1 else -1
@@ -158,17 +159,21 @@ def gather(knowledge, places, place, ballot, draft, enabled):
 @inner(inline=False)
 def score(model, ballot):
     """Fill `ballot.scores` with P(candidate) for every candidate."""
-    n = ballot.header[0]
-    scores, cells, weights = ballot.scores, model.cells, model.weights
-    situation = ballot.header[2]
+    n, situation, present = ballot.header[0], ballot.header[2], ballot.header[5]
+    scores, named_by, cells, weights = ballot.scores, ballot.named_by, model.cells, model.weights
+    common = weights[situation, ev.N_SLOTS]
+    for row in range(n):
+        scores[row] = weights[named_by[row], ev.N_SLOTS] + common
+    for slot in range(ev.N_SLOTS):
+        if not present >> slot & 1:
+            continue
+        common = weights[situation, slot]
+        for row in range(n):  # candidates without a cell here have cell 0, which adds nothing
+            cell = ballot.cells[slot, row]
+            scores[row] += (weights[named_by[row], slot] + common) * cells[cell, STRENGTH] + cells[cell, BIAS]
     total = 1.0
     for row in range(n):
-        named_by = ballot.named_by[row]
-        d = weights[named_by, ev.N_SLOTS] + weights[situation, ev.N_SLOTS]
-        for slot in range(ev.N_SLOTS):
-            cell = ballot.cells[row, slot]
-            d += (weights[named_by, slot] + weights[situation, slot]) * cells[cell, STRENGTH] + cells[cell, BIAS]
-        scores[row] = math.exp(min(np.float64(d), 30.0))
+        scores[row] = exponential(max(min(scores[row], 30.0), -30.0))
         total += scores[row]
     scale = 1.0 / total
     for row in range(n):
@@ -185,7 +190,7 @@ def strongest_slot(model, ballot, row):
     """The slot whose evidence speaks most for a candidate, among those that can name one; tells the node's source."""
     best, best_strength = ev.FREQUENT, np.float32(-1e30)
     for slot in range(ev.AGE):
-        cell = ballot.cells[row, slot]
+        cell = ballot.cells[slot, row] if ballot.header[5] >> slot & 1 else 0
         if cell and not _is_absence(cell) and model.cells[cell, STRENGTH] > best_strength:
             best, best_strength = slot, model.cells[cell, STRENGTH]
     return best
@@ -194,30 +199,40 @@ def strongest_slot(model, ballot, row):
 @inner(inline=False)
 def learn(model, ballot, token):
     """The target wrote `token` where `ballot` (scored) was open."""
+    weights, situation = model.weights, ballot.header[2]
+    scores, named_by = ballot.scores, ballot.named_by
+    for row in range(ballot.header[0]):
+        scores[row] = (1.0 if ballot.tokens[row] == token else 0.0) - scores[row]  # the error, from here on
+        step = np.float32(WEIGHT_RATE) * np.float32(scores[row])
+        weights[named_by[row], ev.N_SLOTS] += step
+        weights[situation, ev.N_SLOTS] += step
+    for slot in range(ev.N_SLOTS):
+        if ballot.header[5] >> slot & 1:
+            _learn_slot(model, ballot, token, slot)
+
+
+@inner(inline=False)
+def _learn_slot(model, ballot, token, slot):
+    """The same for the cells and weights of one slot; `ballot.scores` holds the errors."""
     cells, weights, situation = model.cells, model.weights, ballot.header[2]
     for row in range(ballot.header[0]):
+        cell = ballot.cells[slot, row]
+        if cell == 0:
+            continue
+        error = np.float32(ballot.scores[row])
+        step = np.float32(WEIGHT_RATE) * error * cells[cell, STRENGTH]
+        weights[ballot.named_by[row], slot] += step
+        weights[situation, slot] += step
+        if not _is_absence(cell):
+            cells[cell, BIAS] += np.float32(BIAS_RATE) * error
         hit = np.float32(1.0 if ballot.tokens[row] == token else 0.0)
-        error = hit - np.float32(ballot.scores[row])
-        named_by = ballot.named_by[row]
-        step = np.float32(WEIGHT_RATE) * error
-        weights[named_by, ev.N_SLOTS] += step
-        weights[situation, ev.N_SLOTS] += step
-        for slot in range(ev.N_SLOTS):
-            cell = ballot.cells[row, slot]
-            if cell == 0:
-                continue
-            step = np.float32(WEIGHT_RATE) * error * cells[cell, STRENGTH]
-            weights[named_by, slot] += step
-            weights[situation, slot] += step
-            if not _is_absence(cell):
-                cells[cell, BIAS] += np.float32(BIAS_RATE) * error
-            n = min(cells[cell, TRIALS] + np.float32(1.0), np.float32(MAX_TRIALS))
-            share = np.float32(1.0) / (n + np.float32(0.5))
-            p = cells[cell, RATE] + (hit - cells[cell, RATE]) * share
-            cells[cell, TRIALS], cells[cell, RATE] = n, p
-            p = min(max(p, np.float32(MIN_RATE)), np.float32(1.0 - MIN_RATE))
-            if hit > 0 or n < EXACT_TRIALS:
-                cells[cell, STRENGTH] = np.float32(math.log(p / (np.float32(1.0) - p)))
-            else:  # a miss among many trials, by far the most frequent case: the slope of the logit will do
-                weaker = cells[cell, STRENGTH] - share / (np.float32(1.0) - p)
-                cells[cell, STRENGTH] = max(weaker, np.float32(MIN_STRENGTH))
+        n = min(cells[cell, TRIALS] + np.float32(1.0), np.float32(MAX_TRIALS))
+        share = np.float32(1.0) / (n + np.float32(0.5))
+        p = cells[cell, RATE] + (hit - cells[cell, RATE]) * share
+        cells[cell, TRIALS], cells[cell, RATE] = n, p
+        p = min(max(p, np.float32(MIN_RATE)), np.float32(1.0 - MIN_RATE))
+        if hit > 0 or n < EXACT_TRIALS:
+            cells[cell, STRENGTH] = np.float32(math.log(p / (np.float32(1.0) - p)))
+        else:  # a miss among many trials, by far the most frequent case: the slope of the logit will do
+            weaker = cells[cell, STRENGTH] - share / (np.float32(1.0) - p)
+            cells[cell, STRENGTH] = max(weaker, np.float32(MIN_STRENGTH))

@@ -20,6 +20,7 @@ from redraft.retrieval.kernel import inner
 
 MAX_CANDIDATES = 48  # per place in the tree, where corpora are asked
 FEWER_CANDIDATES = 32  # elsewhere: more would cost time and add nothing
+N_USED = 256  # entries of Ballot.used
 MAX_CORPORA = 8  # indexes asked at once
 
 # --- slots -----------------------------------------------------------------------------------------------------------
@@ -101,9 +102,11 @@ N_CELLS = sum(_sizes)
 class Ballot(NamedTuple):
     """The candidates for one place and the evidence for each.
 
-    tokens: int32[48]; named_by: int32[48]  BY_* bits; cells: int32[48, N_SLOTS]  cell per slot, 0 = none;
+    tokens: int32[48]; named_by: int32[48]  BY_* bits; cells: int32[N_SLOTS, 48]  cell per slot and candidate, 0 = none;
     scores: float64[48]  filled by `blend.score`; lookup: int64[128]  open addressing, stamp << 8 | candidate;
-    header: int64[4]  number of candidates, stamp, row of the situation's weights, most candidates.
+    used: int64[256, 3]  stamp, token and where this session last used it: a draft meets the same tokens at many places;
+    header: int64[6]  number of candidates, stamp, row of the situation's weights, most candidates, stamp of `used`, a bit
+    per slot in which some candidate has a cell.
     """
 
     tokens: np.ndarray
@@ -112,25 +115,32 @@ class Ballot(NamedTuple):
     scores: np.ndarray
     lookup: np.ndarray
     header: np.ndarray
+    used: np.ndarray
 
 
 def new_ballot() -> Ballot:
     return Ballot(
         np.zeros(MAX_CANDIDATES, np.int32),
         np.zeros(MAX_CANDIDATES, np.int32),
-        np.zeros((MAX_CANDIDATES, N_SLOTS), np.int32),
+        np.zeros((N_SLOTS, MAX_CANDIDATES), np.int32),
         np.zeros(MAX_CANDIDATES, np.float64),
         np.zeros(128, np.int64),
-        np.array([0, 0, N_SETS, MAX_CANDIDATES], np.int64),
+        np.array([0, 0, N_SETS, MAX_CANDIDATES, 0, 0], np.int64),
+        np.zeros((N_USED, 3), np.int64),
     )
 
 
 @inner(inline=False)
 def clear(ballot, most):
     """Begin another place, which is to have at most `most` candidates."""
-    ballot.header[0] = 0
-    ballot.header[1] += 1
-    ballot.header[3] = most
+    header = ballot.header
+    for slot in range(N_SLOTS):
+        if header[5] >> slot & 1:
+            ballot.cells[slot, : header[0]] = 0
+    header[0] = 0
+    header[1] += 1
+    header[3] = most
+    header[5] = 0
 
 
 @inner(inline=False)
@@ -156,8 +166,14 @@ def candidate(ballot, token):
     lookup[slot] = stamp | row
     ballot.tokens[row] = token
     ballot.named_by[row] = 0
-    ballot.cells[row, :] = 0
     return row
+
+
+@inner(inline=False)
+def put(ballot, row, slot, cell):
+    """Describe candidate `row` by `cell` in `slot`."""
+    ballot.cells[slot, row] = cell
+    ballot.header[5] |= 1 << slot
 
 
 # --- buckets ---------------------------------------------------------------------------------------------------------

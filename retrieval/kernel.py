@@ -90,10 +90,10 @@ def inner(function=None, *, inline: bool = True):
     """Compile a part of kernels, called by compiled code only: inlined, never kept on disk by itself.
 
     A part found compiled on disk could only be called, not inlined, and a call that passes a tuple of arrays costs
-    more than most parts do. A part allocates nothing. ``@inner(inline=False)`` leaves the inlining to LLVM: for
-    larger parts, whose copies would make compiling slow.
+    more than most parts do: seven words an array. A part allocates nothing. ``@inner(inline=False)`` has LLVM inline it
+    rather than Numba: for larger parts, which Numba would type and lower anew at every call.
     """
     if function is None:
         return functools.partial(inner, inline=inline)
-    choice = "always" if inline else "never"
-    return numba.njit(nogil=True, error_model="numpy", inline=choice, **_NO_COUNTING)(function)
+    how = {"inline": "always"} if inline else {"forceinline": True}
+    return numba.njit(nogil=True, error_model="numpy", **how, **_NO_COUNTING)(function)

@@ -13,6 +13,7 @@ import numpy as np
 __all__ = ["as_count", "as_probability", "as_tokens"]
 
 _INT32_MAX = 2**31 - 1
+_FEW = 32
 
 
 def as_tokens(values, vocab_size: int | None = None, *, what: str = "tokens") -> np.ndarray:
@@ -29,7 +30,11 @@ def as_tokens(values, vocab_size: int | None = None, *, what: str = "tokens") ->
         raise ValueError(f"{what}: wanted a one-dimensional sequence of token ids, got shape {array.shape}")
     if array.dtype.kind not in "iu":
         raise TypeError(f"{what}: wanted integer token ids, got {array.dtype} values such as {array[0]!r}")
-    low, high = int(array.min()), int(array.max())
+    if len(array) <= _FEW:  # a step's tokens: NumPy's reductions would take longer than all else here
+        few = array.tolist()
+        low, high = min(few), max(few)
+    else:
+        low, high = int(array.min()), int(array.max())
     limit = _INT32_MAX if vocab_size is None else vocab_size - 1
     if low < 0:
         raise ValueError(f"{what}: token id {low} at position {int(array.argmin())} is negative")

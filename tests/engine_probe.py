@@ -16,12 +16,13 @@ def _start(session, workspace):
     state, places = state_at(session), best_first._workspace_at(workspace).places
     blend.copy_place(state, places)
     places.proposed[0] = state.proposed[0]
+    best_first._workspace_at(workspace).ballot.header[4] += 1
 
 
 @kernel(allocates=False)
-def _evaluate(session, namespace, drafter, workspace, proposed, enabled, place, slots):
+def _evaluate(session, namespace, drafter, workspace, proposed, enabled, place, most, slots):
     knowledge, work = knowledge_at(session, namespace, drafter), best_first._workspace_at(workspace)
-    blend.gather(knowledge, work.places, place, work.ballot, best_first._proposal_at(proposed), enabled)
+    blend.gather(knowledge, work.places, place, work.ballot, best_first._proposal_at(proposed), enabled, most)
     blend.score(knowledge.model, work.ballot)
     for row in range(work.ballot.header[0]):
         slots[row] = blend.strongest_slot(knowledge.model, work.ballot, row)
@@ -52,13 +53,13 @@ class Probe:
             self._bundle.addresses, session._proposal.addresses,
         )  # fmt: skip
 
-    def evaluate(self, place=0):
-        """[(token, named_by, {slot: cell}, probability, source)] in the engine's order."""
-        _evaluate(*self._knowledge(), self._session._drafter.enabled, place, self._slots)
+    def evaluate(self, place=0, most=ev.FEWER_CANDIDATES):
+        """[(token, named_by, {slot: cell}, probability, source)] in the engine's order, at most `most`."""
+        _evaluate(*self._knowledge(), self._session._drafter.enabled, place, most, self._slots)
         ballot = self._work.ballot
         found = []
         for row in range(int(ballot.header[0])):
-            cells = {slot: int(cell) for slot, cell in enumerate(ballot.cells[row]) if cell}
+            cells = {slot: int(cell) for slot, cell in enumerate(ballot.cells[:, row]) if cell}
             source = int(ev.SLOT_SOURCE[self._slots[row]])
             named_by, score = int(ballot.named_by[row]), float(ballot.scores[row])
             found.append((int(ballot.tokens[row]), named_by, cells, score, source))

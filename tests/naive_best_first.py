@@ -6,20 +6,28 @@ import heapq
 
 import numpy as np
 
-from redraft.retrieval.best_first import DISCOUNT, EXPANSION, MAX_DEPTH, NEGLIGIBLE
+from redraft.retrieval.best_first import BREADTH, DISCOUNT, EXPANSION, MAX_DEPTH, MIN_BREADTH, NEGLIGIBLE
+from redraft.retrieval.evidence import FEWER_CANDIDATES
 
 
 def best_first(probe, max_nodes, min_prob=0.0):
     """[(token, parent, probability, source)]: the most probable nodes first, by the scores of an `engine_probe.Probe`.
 
     Earlier opened candidates win ties. A node is evaluated if its children could come into the tree: if `EXPANSION` of
-    its rank is more than that of the last open candidate for which there is room.
+    its rank is more than that of the last open candidate for which there is room; and it is asked for `BREADTH` times
+    as many candidates as could have a better rank than that one.
     """
     nodes, depths, opened = [], [], []
 
+    def worst(room):
+        """The rank that a candidate has to beat."""
+        return -heapq.nsmallest(room, opened)[-1][0] if len(opened) >= room else NEGLIGIBLE / max_nodes
+
     def expand(node):
         above, depth = (nodes[node][2], depths[node] + 1) if node >= 0 else (1.0, 1)
-        for token, _, _, score, source in probe.evaluate(node + 1):
+        could_beat = above * DISCOUNT**depth / worst(max_nodes - len(nodes))
+        most = max(MIN_BREADTH, min(FEWER_CANDIDATES, int(BREADTH * could_beat)))
+        for token, _, _, score, source in probe.evaluate(node + 1, most):
             prob = above * score
             rank = prob * DISCOUNT**depth
             if rank >= NEGLIGIBLE / max_nodes and prob >= min_prob:
@@ -36,7 +44,7 @@ def best_first(probe, max_nodes, min_prob=0.0):
         room = max_nodes - len(nodes)
         if room == 0 or depth >= MAX_DEPTH:
             continue
-        if len(opened) >= room and EXPANSION * -rank <= -heapq.nsmallest(room, opened)[-1][0]:
+        if len(opened) >= room and EXPANSION * -rank <= worst(room):
             continue
         probe.advance(parent + 1, len(nodes), token)
         expand(len(nodes) - 1)

@@ -66,8 +66,11 @@ class Ballot(dict):
 
     situation: int
 
+    def __init__(self, most):
+        self.most = most
+
     def named(self, token):
-        if token in self or len(self) < ev.FEWER_CANDIDATES:
+        if token in self or len(self) < self.most:
             return self.setdefault(token, Evidence())
         return None
 
@@ -110,9 +113,9 @@ class NaiveSession:
     def uses(self, source):
         return bool(self.enabled >> source & 1)
 
-    def gather(self, place):
-        """The candidates at a place, as a Ballot. Seats the place's pointers."""
-        ballot = Ballot()
+    def gather(self, place, most=ev.FEWER_CANDIDATES):
+        """The candidates at a place, at most `most`, as a Ballot. Seats the place's pointers."""
+        ballot = Ballot(most)
         if self.uses(Source.CALLER):
             self._add_proposal(ballot, place)
         matched, lengths = [], {}
@@ -181,7 +184,7 @@ class NaiveSession:
             total = len(memory.seen[key])
             if total <= last_total or levels == contexts.MAX_LEVELS:
                 continue
-            successors = memory.successors(key)[: contexts.MAX_SUCCESSORS]
+            successors = memory.successors(key)[: min(contexts.MAX_SUCCESSORS, ballot.most // 2)]
             # a session's own text is timed from 1: what follows it next would be written at len(text) + 1
             age = len(text) + 1 - memory.latest[key] if memory is self.own else 10**9
             for rank, (token, count) in enumerate(successors):

@@ -39,8 +39,9 @@ def compare_places(engine, twin, rng, steps=3):
     probe = Probe(engine)
     place = Place(list(twin.place.text), [pointer.copy() for pointer in twin.place.pointers], twin.place.proposed)
     for at in range(steps):
-        ballot = twin.gather(place)
-        assert_same_evidence(probe.evaluate(at), ballot, twin.score(ballot))
+        for most in (6, ev.FEWER_CANDIDATES):
+            ballot = twin.gather(place, most)
+            assert_same_evidence(probe.evaluate(at, most), ballot, twin.score(ballot))
         if not ballot:
             return
         token = int(rng.choice(list(ballot)[:4]))

@@ -62,7 +62,7 @@ class Pointer:
         if ballot.header[0] == 0:
             return None
         assert ballot.header[0] == 1 and ballot.named_by[0] == ev.BY_POINTER
-        assert base <= ballot.cells[0, slot] < base + ev._POINTER_CELLS and (ballot.cells[0] > 0).sum() == 1
+        assert base <= ballot.cells[slot, 0] < base + ev._POINTER_CELLS and (ballot.cells[:, 0] > 0).sum() == 1
         return int(ballot.tokens[0])
 
 

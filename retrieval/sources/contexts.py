@@ -15,7 +15,7 @@ from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.kernel import inner
 
 MAX_LEVELS = 2
-MAX_SUCCESSORS = 16  # read per context
+MAX_SUCCESSORS = 16  # read per context, and no more than half of the candidates that are wanted
 
 
 @inner(inline=False)
@@ -28,6 +28,7 @@ def add_contexts(
     positions are times, as in a session's own text, else a large number.
     """
     nodes, successors = trie.nodes, trie.successors
+    most = min(MAX_SUCCESSORS, ballot.header[3] // 2)
     longest_total, longest_distinct = 0, 0
     level, last_total = 0, 0
     for depth in range(stored, 0, -1):
@@ -38,7 +39,7 @@ def add_contexts(
         match = length if depth == stored else depth
         entry = nodes[node, pt.FIRST]
         rank = 0
-        while rank < MAX_SUCCESSORS:
+        while rank < most:
             if entry == pt.LEAF:
                 token, count = trie.text[nodes[node, pt.LAST]], 1
             elif entry >= 0:
@@ -48,12 +49,12 @@ def add_contexts(
             row = ev.candidate(ballot, token)
             if row >= 0:
                 cells = ballot.cells
-                if cells[row, first_slot] == 0:
+                if cells[first_slot, row] == 0:
                     recency = ev.recency(rank, now - np.int64(nodes[node, pt.LAST]))
-                    cells[row, first_slot] = ev.first_cell(first_cells, level, match, count, total, recency)
+                    ev.put(ballot, row, first_slot, ev.first_cell(first_cells, level, match, count, total, recency))
                     ballot.named_by[row] |= named_by
-                elif cells[row, next_slot] == 0:
-                    cells[row, next_slot] = ev.next_cell(next_cells, match, count, total)
+                elif cells[next_slot, row] == 0:
+                    ev.put(ballot, row, next_slot, ev.next_cell(next_cells, match, count, total))
             rank += 1
             entry = successors[entry, pt.NEXT] if entry >= 0 else -1
         if level == 0:
@@ -69,8 +70,9 @@ def add_contexts(
 def mark_absent(ballot, first_slot, cell):
     """Every candidate that this source did not name gets `cell`."""
     for row in range(ballot.header[0]):
-        if ballot.cells[row, first_slot] == 0:
-            ballot.cells[row, first_slot] = cell
+        if ballot.cells[first_slot, row] == 0:
+            ballot.cells[first_slot, row] = cell
+    ballot.header[5] |= 1 << first_slot
 
 
 @inner(inline=False)
@@ -93,7 +95,7 @@ def add_skips(ballot, trie, before_last, slot, base):
         if row >= 0:
             counts = 0 if count == 1 else 1 if count == 2 else 2 if count <= 5 else 3
             totals = 0 if total == 1 else 1 if total == 2 else ev.rest_bucket(total) - 1
-            ballot.cells[row, slot] = base + (rank * 4 + counts) * 6 + min(totals, 5)
+            ev.put(ballot, row, slot, base + (rank * 4 + counts) * 6 + min(totals, 5))
             ballot.named_by[row] |= ev.BY_SKIP
         rank += 1
         entry = trie.successors[entry, pt.NEXT] if entry >= 0 else -1
@@ -107,21 +109,24 @@ def add_frequent(ballot, frequent):
             break
         row = ev.candidate(ballot, frequent[rank])
         if row >= 0:
-            ballot.cells[row, ev.FREQUENT] = ev.FREQUENT_CELLS + rank
+            ev.put(ballot, row, ev.FREQUENT, ev.FREQUENT_CELLS + rank)
 
 
 @inner(inline=False)
 def add_ages(ballot, trie, now, last, before_last):
     """How long ago this session last used each candidate, and whether it repeats one of the last two tokens."""
+    used, stamp = ballot.used, ballot.header[4]
     for row in range(ballot.header[0]):
-        token = ballot.tokens[row]
+        token = np.int64(ballot.tokens[row])
         age = 0
-        node = pt.find(trie, pt.ROOT, token)
-        if node >= 0:
-            distance = now - (trie.nodes[node, pt.LAST] - 1)
-            age = 1
-            while distance > 1 and age < 15:
-                distance >>= 1
-                age += 1
+        at = (token * 0x9E3779B1 >> 13) & (ev.N_USED - 1)
+        if used[at, 0] != stamp or used[at, 1] != token:
+            node = pt.find(trie, pt.ROOT, token)
+            used[at, 0], used[at, 1] = stamp, token
+            used[at, 2] = trie.nodes[node, pt.LAST] if node >= 0 else -1
+        successor = used[at, 2]
+        if successor >= 0:
+            distance = np.float64(max(now - (successor - 1), 1))
+            age = min((distance.view(np.int64) >> 52) - 1022, 15)  # the exponent of a float is its logarithm
         repeats = (2 if token == last else 0) + (1 if token == before_last else 0)
-        ballot.cells[row, ev.AGE] = ev.AGE_CELLS + age * 4 + repeats
+        ev.put(ballot, row, ev.AGE, ev.AGE_CELLS + age * 4 + repeats)

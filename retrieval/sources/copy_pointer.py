@@ -89,5 +89,5 @@ def add_pointed(ballot, trie, pointers, place, column, slot, base):
         history = pointers[place, column + HISTORY]
         older = 1 if history >> 4 else 0
         run = ev.run_bucket(pointers[place, column + RUN])
-        ballot.cells[row, slot] = base + (run * 16 + (history & 15)) * 2 + older
+        ev.put(ballot, row, slot, base + (run * 16 + (history & 15)) * 2 + older)
         ballot.named_by[row] |= ev.BY_POINTER

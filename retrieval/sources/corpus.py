@@ -49,11 +49,11 @@ def _vote(ballot, token, count, total, level, match, rank):
     if row < 0:
         return
     cells = ballot.cells
-    if cells[row, ev.CORPUS_FIRST] == 0:
-        cells[row, ev.CORPUS_FIRST] = ev.first_cell(ev.CORPUS_FIRST_CELLS, level, match, count, total, ev.recency(rank, 0))
+    if cells[ev.CORPUS_FIRST, row] == 0:
+        ev.put(ballot, row, ev.CORPUS_FIRST, ev.first_cell(ev.CORPUS_FIRST_CELLS, level, match, count, total, ev.recency(rank, 0)))
         ballot.named_by[row] |= ev.BY_CORPUS
-    elif cells[row, ev.CORPUS_NEXT] == 0:
-        cells[row, ev.CORPUS_NEXT] = ev.next_cell(ev.CORPUS_NEXT_CELLS, match, count, total)
+    elif cells[ev.CORPUS_NEXT, row] == 0:
+        ev.put(ballot, row, ev.CORPUS_NEXT, ev.next_cell(ev.CORPUS_NEXT_CELLS, match, count, total))
 
 
 @inner(inline=False)

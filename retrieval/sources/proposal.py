@@ -22,10 +22,10 @@ def add_proposed(ballot, tokens, parents, probs, at):
         if parents[node] != at:
             continue
         row = ev.candidate(ballot, tokens[node])
-        if row >= 0 and ballot.cells[row, ev.CALLER] == 0:
+        if row >= 0 and ballot.cells[ev.CALLER, row] == 0:
             conditional = probs[node] / above if above > 0 else 0.0
             bucket = ev.probability_bucket(conditional)
-            ballot.cells[row, ev.CALLER] = ev.CALLER_CELLS + (bucket * 8 + min(rank, 7)) * 2 + (1 if at < 0 else 0)
+            ev.put(ballot, row, ev.CALLER, ev.CALLER_CELLS + (bucket * 8 + min(rank, 7)) * 2 + (1 if at < 0 else 0))
             ballot.named_by[row] |= ev.BY_CALLER
         rank += 1
 

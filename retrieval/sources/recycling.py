@@ -18,8 +18,8 @@ def _add_row(ballot, ids, probs, row, slot, base):
         if token < 0:
             break
         entry = ev.candidate(ballot, token)
-        if entry >= 0 and ballot.cells[entry, slot] == 0:
-            ballot.cells[entry, slot] = base + rank * 8 + ev.probability_bucket(probs[row, rank])
+        if entry >= 0 and ballot.cells[slot, entry] == 0:
+            ev.put(ballot, entry, slot, base + rank * 8 + ev.probability_bucket(probs[row, rank]))
             ballot.named_by[entry] |= ev.BY_RECYCLING
 
 

@@ -19,5 +19,5 @@ def add_track_records(ballot, last):
         token = np.int64(ballot.tokens[row])
         alone = (token * 0x9E3779B1 >> 13) & ((1 << ev.TRACK_RECORD_BITS) - 1)
         pair = ((token * 0x9E3779B1 + last) * 0x2545F491 >> 20) & ((1 << ev.TRACK_RECORD_PAIR_BITS) - 1)
-        ballot.cells[row, ev.TRACK_RECORD] = ev.TRACK_RECORD_CELLS + alone
-        ballot.cells[row, ev.TRACK_RECORD_PAIR] = ev.TRACK_RECORD_PAIR_CELLS + pair
+        ev.put(ballot, row, ev.TRACK_RECORD, ev.TRACK_RECORD_CELLS + alone)
+        ev.put(ballot, row, ev.TRACK_RECORD_PAIR, ev.TRACK_RECORD_PAIR_CELLS + pair)
