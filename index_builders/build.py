@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from redraft.index_builders.documents import Tally
 from redraft.index_builders.progress import Progress, readable_bytes
-from redraft.index_builders.sources import SourceFile, list_files
+from redraft.index_builders.readers.documents import Tally
+from redraft.index_builders.readers.sources import SourceFile, list_files
 from redraft.index_builders.structures import check_output, choose_kind, write_index
 from redraft.index_builders.token_parts import TokenParts
 from redraft.index_builders.tokenizers import Tokenizer, load_tokenizer

@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from redraft.index_builders.build import BuildOptions, BuildSummary, Corpus, open_corpus, write_corpus
-from redraft.index_builders.documents import Tally
 from redraft.index_builders.progress import Progress
-from redraft.index_builders.sources import list_files
+from redraft.index_builders.readers.documents import Tally
+from redraft.index_builders.readers.sources import list_files
 from redraft.index_builders.structures import in_turn
 from redraft.index_builders.token_parts import TokenParts
 from redraft.index_builders.tokenizers import load_tokenizer

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from redraft.index_builders.documents import Document, ReadOptions, Tally
 from redraft.index_builders.progress import Progress, readable_bytes
-from redraft.index_builders.readers import read_documents
-from redraft.index_builders.sources import SourceFile, signature
+from redraft.index_builders.readers.documents import Document, ReadOptions, Tally
+from redraft.index_builders.readers.reading import read_documents
+from redraft.index_builders.readers.sources import SourceFile, signature
 from redraft.index_builders.structures import KINDS, memory_needed
 from redraft.index_builders.token_parts import TokenParts
 from redraft.index_builders.tokenizers import Tokenizer

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from redraft.index_builders import text_files, tokenizers
-from redraft.index_builders.documents import ReadOptions, Tally
-from redraft.index_builders.readers import read_documents
-from redraft.index_builders.sources import list_files, signature
+from redraft.index_builders import tokenizers
+from redraft.index_builders.readers import text_files
+from redraft.index_builders.readers.documents import ReadOptions, Tally
+from redraft.index_builders.readers.reading import read_documents
+from redraft.index_builders.readers.sources import list_files, signature
 from redraft.index_builders.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -303,7 +304,7 @@ def test_signature_follows_content_and_order(tmp_path):
 def test_importing_the_builders_is_light():
     heavy = "torch", "transformers", "tokenizers", "pyarrow", "zstandard", "faiss"
     code = (
-        "import sys, redraft.index_builders, redraft.index_builders.readers, redraft.index_builders.tokenizers,"
+        "import sys, redraft.index_builders, redraft.index_builders.readers.reading, redraft.index_builders.tokenizers,"
         f" redraft.index_builders.build; print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

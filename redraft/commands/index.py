@@ -9,10 +9,10 @@ from pathlib import Path
 
 from redraft.commands import index_reports
 from redraft.index_builders.build import BuildOptions, BuildSummary, build_index
-from redraft.index_builders.documents import ReadOptions
 from redraft.index_builders.merge import merge_indexes
 from redraft.index_builders.progress import Progress, readable_bytes
 from redraft.index_builders.ray_shards import build_index_on_ray
+from redraft.index_builders.readers.documents import ReadOptions
 from redraft.index_builders.structures import KINDS, check_output
 from redraft.index_builders.tokenizers import Tokenizer
 from redraft.retrieval.index_directory import open_index

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from redraft.index_builders.documents import ReadOptions, Tally
 from redraft.index_builders.merge import common_tokenizer
 from redraft.index_builders.progress import Progress, readable_bytes
-from redraft.index_builders.readers import read_documents
-from redraft.index_builders.sources import list_files
+from redraft.index_builders.readers.documents import ReadOptions, Tally
+from redraft.index_builders.readers.reading import read_documents
+from redraft.index_builders.readers.sources import list_files
 from redraft.index_builders.stats import MATCH_LENGTHS, held_out_matches, matches_of_texts
 from redraft.index_builders.tokenizers import load_tokenizer
 from redraft.replay.contenders import Redraft

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from redraft.index_builders.documents import ReadOptions
+from redraft.index_builders.readers.documents import ReadOptions
 
 __all__ = ["SourceFile", "list_files", "signature"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from redraft.index_builders.documents import BadRecordError, Document, ReadOptions, Tally
-from redraft.index_builders.json_records import read_json_array, read_json_lines
-from redraft.index_builders.sources import SourceFile
-from redraft.index_builders.table_files import read_arrow, read_parquet
-from redraft.index_builders.text_files import read_text
-from redraft.index_builders.token_files import read_megatron, read_npy
+from redraft.index_builders.readers.documents import BadRecordError, Document, ReadOptions, Tally
+from redraft.index_builders.readers.json_records import read_json_array, read_json_lines
+from redraft.index_builders.readers.sources import SourceFile
+from redraft.index_builders.readers.table_files import read_arrow, read_parquet
+from redraft.index_builders.readers.text_files import read_text
+from redraft.index_builders.readers.token_files import read_megatron, read_npy
 
 __all__ = ["read_documents"]
 

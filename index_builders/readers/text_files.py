@@ -9,9 +9,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 
-from redraft.index_builders.byte_streams import open_bytes
-from redraft.index_builders.documents import BadRecordError, Document, ReadOptions, Tally
-from redraft.index_builders.sources import SourceFile
+from redraft.index_builders.readers.byte_streams import open_bytes
+from redraft.index_builders.readers.documents import BadRecordError, Document, ReadOptions, Tally
+from redraft.index_builders.readers.sources import SourceFile
 
 __all__ = ["read_text"]
 

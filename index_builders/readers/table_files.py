@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from redraft.index_builders.documents import BadRecordError, Document, ReadOptions, Tally
-from redraft.index_builders.json_records import TEXT_KEYS, texts_of_record
-from redraft.index_builders.sources import SourceFile
+from redraft.index_builders.readers.documents import BadRecordError, Document, ReadOptions, Tally
+from redraft.index_builders.readers.json_records import TEXT_KEYS, texts_of_record
+from redraft.index_builders.readers.sources import SourceFile
 from redraft.retrieval.errors import import_extra
 
 __all__ = ["read_arrow", "read_parquet"]

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from redraft.index_builders.documents import BadRecordError, Document, ReadOptions, Tally
-from redraft.index_builders.sources import SourceFile
+from redraft.index_builders.readers.documents import BadRecordError, Document, ReadOptions, Tally
+from redraft.index_builders.readers.sources import SourceFile
 
 __all__ = ["read_megatron", "read_npy"]
 

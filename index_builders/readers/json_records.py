@@ -11,9 +11,9 @@ import codecs
 import json
 from collections.abc import Iterator
 
-from redraft.index_builders.byte_streams import open_bytes
-from redraft.index_builders.documents import BadRecordError, Document, ReadOptions, Tally
-from redraft.index_builders.sources import SourceFile
+from redraft.index_builders.readers.byte_streams import open_bytes
+from redraft.index_builders.readers.documents import BadRecordError, Document, ReadOptions, Tally
+from redraft.index_builders.readers.sources import SourceFile
 
 __all__ = ["TEXT_KEYS", "read_json_array", "read_json_lines", "texts_of_record"]
 

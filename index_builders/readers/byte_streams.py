@@ -12,7 +12,7 @@ import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
-from redraft.index_builders.documents import BadRecordError, Tally
+from redraft.index_builders.readers.documents import BadRecordError, Tally
 from redraft.retrieval.errors import import_extra
 
 __all__ = ["open_bytes"]

@@ -1,0 +1,1 @@
+"""One file per kind of file that a corpus can lie in; `reading.read_documents` is the list of all of them."""
