@@ -19,7 +19,7 @@ from redraft.decoding.sampling import Choice, warpers
 from redraft.decoding.sequence import Sequence
 from redraft.decoding.stats import GenerationStats
 from redraft.decoding.target_model import TargetModel
-from redraft.decoding.tree_size import TreeSizer, curve_of
+from redraft.decoding.tree_size import sizer_of
 from redraft.decoding.verifier import Verifier
 from redraft.retrieval.draft_tree import DraftTree
 
@@ -186,7 +186,7 @@ def decode(
         namespace=namespace,
         max_nodes=max_nodes,
         vocab_size=target.vocab_size,
-        sizer=TreeSizer(curve_of(target.model)) if adaptive and drafter is not None else None,
+        sizer=sizer_of(target.model) if adaptive and drafter is not None else None,
         stats=stats,
     )
     with drafts, target.decoding(stats):

@@ -29,27 +29,30 @@ class _TreeLayer(DynamicLayer):
         self._cache = cache
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write q new entries behind every addressed row; return keys and values up to the longest of them."""
+        """Write the new entries behind every addressed row; return keys and values up to the longest of them."""
         cache = self._cache
-        added = key_states.shape[2]
-        end = max(cache.lengths[row] for row in cache.addressed) + added
-        self.keys = self._fitting(self.keys, key_states, end)
-        self.values = self._fitting(self.values, value_states, end)
+        if cache.counts is not None:
+            key_states, value_states = key_states.split(cache.counts, 2), value_states.split(cache.counts, 2)
+            key_states, value_states = [k[0] for k in key_states], [v[0] for v in value_states]
+        end = max(cache.lengths[row] + states.shape[1] for row, states in zip(cache.addressed, key_states))
+        self.keys = self._fitting(self.keys, key_states[0], end)
+        self.values = self._fitting(self.values, value_states[0], end)
         self.is_initialized = True
-        for i, row in enumerate(cache.addressed):
+        for row, keys, values in zip(cache.addressed, key_states, value_states):
             at = cache.lengths[row]
-            self.keys[row, :, at : at + added] = key_states[i]
-            self.values[row, :, at : at + added] = value_states[i]
+            self.keys[row, :, at : at + keys.shape[1]] = keys
+            self.values[row, :, at : at + keys.shape[1]] = values
         first, last = cache.addressed[0], cache.addressed[-1]
         return self.keys[first : last + 1, :, :end], self.values[first : last + 1, :, :end]
 
     def _fitting(self, buffer: torch.Tensor | None, states: torch.Tensor, end: int) -> torch.Tensor:
-        """`buffer` with room for `end` entries a row; a new one keeps what is committed."""
+        """`buffer` with room for `end` entries a row, of the kind of `states` [kv_heads, n, head_dim]; a new one keeps
+        what is committed."""
         if buffer is not None and buffer.shape[2] >= end:
             return buffer
         capacity = max(end, self._cache.expected_length, 2 * buffer.shape[2] if buffer is not None else 0)
         rows = len(self._cache.lengths)
-        larger = states.new_zeros((rows, states.shape[1], capacity, states.shape[3]))
+        larger = states.new_zeros((rows, states.shape[0], capacity, states.shape[2]))
         if buffer is not None:
             larger[:, :, : buffer.shape[2]] = buffer
         return larger
@@ -73,11 +76,13 @@ class TreeCache(Cache):
     Attributes:
         lengths: committed entries of each row.
         addressed: consecutive rows that the next forward reads and writes.
+        counts: where the next forward is flat, how many of its entries belong to each addressed row; else None.
     """
 
     def __init__(self, layers: int, rows: int, expected_length: int) -> None:
         self.lengths = [0] * rows
         self.addressed = range(rows)
+        self.counts: list[int] | None = None
         self.expected_length = expected_length
         super().__init__(layers=[_TreeLayer(self) for _ in range(layers)])
 

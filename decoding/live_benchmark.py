@@ -4,6 +4,7 @@
     plain     redraft's own loop without drafts
     lookup    transformers' prompt lookup, `prompt_lookup_num_tokens=10`
     redraft   redraft's loop with one drafter for the whole run, which learns as it goes
+    fixed-N   the same with a drafter of its own and always N nodes, to judge how `redraft` sizes its trees
 
 Machines are noisy, so the contenders alternate prompt by prompt, in an order that rotates, and only ratios within a run mean
 anything. With one torch thread the processor time of that thread is taken, which other processes disturb far less than
@@ -17,17 +18,27 @@ precision a text may leave its reference where the two best logits were closer t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from redraft.decoding.generate import generate
-from redraft.decoding.stats import PHASES
 from redraft.replay.loops import in_loop
 
-__all__ = ["CONTENDERS", "NEAR_TIE", "Answer", "Prompt", "Settings", "clock_name", "measure", "task_rows"]
+__all__ = [
+    "CONTENDERS",
+    "NEAR_TIE",
+    "Answer",
+    "Prompt",
+    "Settings",
+    "clock_name",
+    "fixed_nodes",
+    "measure",
+    "task_of",
+    "task_rows",
+]
 
 CONTENDERS = ("generate", "plain", "lookup", "redraft")
 NEAR_TIE = 0.5
@@ -83,6 +94,12 @@ def task_of(category: str) -> str:
     return "mt_bench" if category in _MT_BENCH else category
 
 
+def fixed_nodes(contender: str) -> int | None:
+    """The number of nodes of a `fixed-N` contender; None for other names."""
+    name, _, number = contender.partition("-")
+    return int(number) if name == "fixed" and number.isdecimal() else None
+
+
 def clock_name() -> str:
     """Which clock is used: processor time of this thread, or wall time."""
     return "thread" if torch.get_num_threads() == 1 and not torch.cuda.is_available() else "wall"
@@ -94,24 +111,24 @@ def _now() -> float:
     return time.thread_time() if clock_name() == "thread" else time.perf_counter()
 
 
-def measure(model, prompts: Iterable[Prompt], drafter, settings: Settings, contenders=CONTENDERS):
-    """Yield the list of answers to each prompt, one for each of `contenders`."""
+def measure(model, prompts: Iterable[Prompt], drafters: Mapping, settings: Settings, contenders=CONTENDERS):
+    """Yield the list of answers to each prompt, one for each of `contenders`; `drafters` has those of them that draft."""
     for number, prompt in enumerate(prompts):
         order = [contenders[(i + number) % len(contenders)] for i in range(len(contenders))]
         texts, answers = {}, {}
         for name in order:
-            texts[name], answers[name] = _answer(name, model, prompt, drafter, settings)
+            texts[name], answers[name] = _answer(name, model, prompt, drafters.get(name), settings)
         greedy = settings.temperature is None
         reference = texts.get("generate" if greedy and "generate" in texts else "plain")
         for name, answer in answers.items():
-            if reference is not None and (greedy or name == "redraft"):
+            if reference is not None and (greedy or name in drafters):
                 answer.same, answer.gap = _compare(model, prompt, reference, texts[name])
         yield [answers[name] for name in contenders]
 
 
 def _answer(name: str, model, prompt: Prompt, drafter, settings: Settings) -> tuple[list[list[int]], Answer]:
-    if name in ("plain", "redraft"):
-        return _own_answer(name, model, prompt, drafter if name == "redraft" else None, settings)
+    if name not in ("generate", "lookup"):
+        return _own_answer(name, model, prompt, drafter, settings)
     sampled = settings.temperature is not None
     options = {"do_sample": True, "temperature": settings.temperature, "top_k": 0} if sampled else {"do_sample": False}
     if name == "lookup":
@@ -140,6 +157,7 @@ def _own_answer(name: str, model, prompt: Prompt, drafter, settings: Settings) -
         texts[step.row].extend(step.tokens)
 
     sampling = {"do_sample": True, "temperature": settings.temperature, "seed": settings.seed}
+    fixed = fixed_nodes(name)
     began = _now()
     result = generate(
         model,
@@ -147,8 +165,8 @@ def _own_answer(name: str, model, prompt: Prompt, drafter, settings: Settings) -
         drafter,
         attention_mask=prompt.mask,
         max_new_tokens=settings.new_tokens,
-        max_nodes=settings.max_nodes,
-        adaptive=settings.adaptive,
+        max_nodes=settings.max_nodes if fixed is None else fixed,
+        adaptive=settings.adaptive and fixed is None,
         on_step=note,
         **(sampling if settings.temperature is not None else {}),
     )
@@ -200,8 +218,10 @@ def task_rows(answers: list[Answer]) -> dict[str, dict]:
 
 
 def _row(answers: list[Answer]) -> dict:
-    by_name = {name: [answer for answer in answers if answer.contender == name] for name in CONTENDERS}
-    by_name = {name: group for name, group in by_name.items() if group}
+    by_name = {
+        name: [answer for answer in answers if answer.contender == name]
+        for name in dict.fromkeys(answer.contender for answer in answers)
+    }
     per_token = {
         name: sum(answer.seconds for answer in group) / max(sum(answer.tokens for answer in group), 1)
         for name, group in by_name.items()
@@ -213,21 +233,25 @@ def _row(answers: list[Answer]) -> dict:
                 row[f"{name} / {base}"] = per_token[base] / per_token[name]
     if "lookup" in per_token and "redraft" in per_token:
         row["redraft / lookup"] = per_token["lookup"] / per_token["redraft"]
-    for name in ("lookup", "redraft"):
-        if name in by_name:
-            group = by_name[name]
-            stepped = sum(a.tokens - a.rows for a in group)
-            row[f"{name} tokens/step"] = stepped / max(sum(a.steps for a in group), 1)
+    for name, group in by_name.items():
+        if name not in ("generate", "plain"):
+            steps = max(sum(a.steps for a in group), 1)
+            row[f"{name} tokens/step"] = sum(a.tokens - a.rows for a in group) / steps
+        if name == "redraft" or fixed_nodes(name):
+            row[f"{name} tokens/step outside loops"] = sum(a.outside_tokens for a in group) / max(
+                sum(a.outside_steps for a in group), 1
+            )
+            row[f"{name} nodes/step"] = sum(a.drafted for a in group) / steps
+            row[f"{name} same text"] = sum(a.same for a in group) / len(group)
+            row[f"{name} overhead"] = _overhead(group)
     if "redraft" in by_name:
         group = by_name["redraft"]
-        row["tokens/step outside loops"] = sum(a.outside_tokens for a in group) / max(
-            sum(a.outside_steps for a in group), 1
-        )
-        row["nodes/step"] = sum(a.drafted for a in group) / max(sum(a.steps for a in group), 1)
         row["gated share"] = sum(a.gated_steps for a in group) / max(sum(a.steps for a in group), 1)
-        row["same text"] = sum(a.same for a in group) / len(group)
-        total = sum(sum(a.phases.values()) - a.phases["prefill"] for a in group) or 1.0
-        row["overhead"] = (
-            sum(a.phases[p] for a in group for p in PHASES if p not in ("prefill", "forward", "head")) / total
-        )
     return row
+
+
+def _overhead(answers: list[Answer]) -> float:
+    """The share of decoding that is neither forward nor head."""
+    decoding = sum(sum(answer.phases.values()) - answer.phases["prefill"] for answer in answers)
+    model = sum(answer.phases[phase] for answer in answers for phase in ("forward", "head"))
+    return 1 - model / decoding if decoding else 0.0

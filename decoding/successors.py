@@ -64,7 +64,7 @@ def successor_table(
                 prefix = torch.tensor(before, dtype=torch.long, device=target.device)
                 target.prefill(cache, 0, prefix, np.array([len(before) - 1]))
             logits, hidden = target.verify(cache, [root], [siblings])
-            scored = score(logits[0, 1:], hidden[0, 1:], target.head)
+            scored = score(logits[1:], hidden[1:], target.head)
             ids[tokens], probs[tokens] = scored.ids, scored.probs
             progress(first + n)
     return ids, probs

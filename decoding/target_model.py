@@ -20,7 +20,16 @@ from transformers import PreTrainedModel
 from redraft.decoding.kv_cache import TreeCache
 from redraft.decoding.packed_linear import packed_linears
 from redraft.decoding.stats import GenerationStats
-from redraft.decoding.tree_attention import PACKED, packed_attention, tree_inputs, tree_mask
+from redraft.decoding.tree_attention import (
+    PACKED,
+    Ragged,
+    flat_inputs,
+    packed_attention,
+    ragged,
+    tiled,
+    tree_inputs,
+    tree_mask,
+)
 from redraft.retrieval.draft_tree import DraftTree
 
 __all__ = ["TargetModel"]
@@ -61,6 +70,7 @@ class TargetModel:
         self.dtype = self._embeddings.weight.dtype
         self.max_positions = getattr(self._config, "max_position_embeddings", None)
         self.window = self._window()
+        self._kv_heads = getattr(self._config, "num_key_value_heads", None) or self._config.num_attention_heads
         self.head: torch.Tensor | None = None
         self._stats = GenerationStats()
 
@@ -144,21 +154,57 @@ class TargetModel:
         return logits[0], hidden[0]
 
     def verify(self, cache: TreeCache, roots: list[int], trees: list[DraftTree]):
-        """One forward: row i verifies `trees[i]` under `roots[i]`.
+        """One forward: row i of the cache verifies `trees[i]` under `roots[i]`.
 
-        Returns logits [rows, q, vocab_size] and hidden [rows, q, d]: entry 0 of a row is its root, entry j + 1 its
-        node j, what follows is padding. The cache holds all q entries uncommitted until `TreeCache.keep`.
+        Returns logits [entries, vocab_size] and hidden [entries, d]: the root of the first row, its nodes, the root of the
+        second row, and so on. The cache holds all of them uncommitted until `TreeCache.keep`.
         """
-        tokens, positions = tree_inputs(roots, cache.lengths, trees)
-        plain = len(trees) == 1 and len(trees[0]) == 0  # a single query sees everything: no mask, the fastest kernel
-        mask = None if plain else tree_mask(cache.lengths, trees, self.dtype, self.device)
         began = time.perf_counter()
-        tokens, positions = torch.from_numpy(tokens).to(self.device), torch.from_numpy(positions).to(self.device)
-        logits, hidden = self._forward(cache, tokens, positions, mask, 0)
+        if len(trees) == 1 or not self._takes_flat():
+            logits, hidden = self._padded(cache, roots, trees)
+        else:
+            logits, hidden = self._flat(cache, roots, trees)
         self._wait()
         self._stats.seconds["forward"] += self._head_began - began
         self._stats.seconds["head"] += time.perf_counter() - self._head_began
         return logits, hidden
+
+    def _takes_flat(self) -> bool:
+        """Whether attention is ours to replace, so that several sequences may lie in one row."""
+        return self._config._attn_implementation == PACKED and getattr(self.model, "_supports_attention_backend", False)
+
+    def _padded(self, cache: TreeCache, roots: list[int], trees: list[DraftTree]):
+        """Each sequence a row, as wide as the largest tree."""
+        tokens, positions = tree_inputs(roots, cache.lengths, trees)
+        plain = len(trees) == 1 and len(trees[0]) == 0  # a single query sees everything: no mask, the fastest kernel
+        mask = None if plain else tree_mask(cache.lengths, trees, self.dtype, self.device)
+        logits, hidden = self._forward(cache, self._tensor(tokens), self._tensor(positions), mask, 0)
+        if len(trees) == 1:
+            return logits[0], hidden[0]
+        used = [row * tokens.shape[1] + entry for row, tree in enumerate(trees) for entry in range(len(tree) + 1)]
+        used = torch.tensor(used, device=self.device)
+        return logits.flatten(0, 1)[used], hidden.flatten(0, 1)[used]
+
+    def _flat(self, cache: TreeCache, roots: list[int], trees: list[DraftTree]):
+        """All sequences in one row, one behind the other."""
+        tokens, positions = flat_inputs(roots, cache.lengths, trees)
+        groups = self._config.num_attention_heads // self._kv_heads
+        rows, start = [], 0
+        for length, tree in zip(cache.lengths, trees):
+            mask = tiled(tree_mask([length], [tree], self.dtype, self.device), groups) if len(tree) else None
+            rows.append(Ragged(start, len(tree) + 1, length, mask))
+            start += len(tree) + 1
+        cache.counts = [row.entries for row in rows]
+        unread = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)  # keeps transformers from making a mask
+        try:
+            with ragged(rows):
+                logits, hidden = self._forward(cache, self._tensor(tokens), self._tensor(positions), unread, 0)
+        finally:
+            cache.counts = None
+        return logits[0], hidden[0]
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def _forward(self, cache, ids, positions, mask, keep):
         output = self.model(
@@ -199,12 +245,18 @@ class TargetModel:
         )
         cache = self.new_cache(1, 16)
         self.prefill(cache, 0, prompt[:3], np.array([2]))
-        together = self.verify(cache, [int(prompt[3])], [tree])[0][0, 3:].float()
+        together = [self.verify(cache, [int(prompt[3])], [tree])[0][3:]]
+        if self._takes_flat():
+            cache = self.new_cache(2, 16)
+            self.prefill(cache, 0, prompt[:2], np.array([1]))
+            self.prefill(cache, 1, prompt[:3], np.array([2]))
+            together.append(self.verify(cache, [int(prompt[2]), int(prompt[3])], [tree, tree])[0][-2:])
+        together = torch.cat(together).float()
         alone = []
         for path in ([0, 2], [1, 3]):
             ids = torch.cat([prompt, torch.as_tensor(tree.tokens[path], device=self.device).long()])
             alone.append(self.prefill(self.new_cache(1, 16), 0, ids, np.array([5]))[0][0])
-        alone = torch.stack(alone).float()
+        alone = torch.stack(alone).float().repeat(len(together) // 2, 1)
         error = float((together - alone).norm() / (alone - alone.mean()).norm().clamp_min(1e-9))
         limit = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.1
         if not error <= limit:

@@ -10,6 +10,10 @@ Grouped-query attention: transformers copies keys and values once per query head
 than one query, which costs a third of a tree's extra time at a context of 1k. `packed_sdpa` folds the query
 heads of a group into the query axis instead, (rows, heads, q, d) -> (rows, kv_heads, groups * q, d), with the mask
 tiled: the same sums without the copies. It is registered as an attention implementation and used while we decode.
+
+Several sequences at once lie one behind the other in a single row (`flat_inputs`), so that all layers but attention
+work on nodes alone, however unequal the trees are; attention takes them apart again (`Ragged`) and lets each one see its own row of the
+cache, as long as it is. A model whose attention is not transformers' own to replace gets rows padded to the largest tree (`tree_inputs`).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import threading
 import weakref
 from collections import Counter
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +32,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 from redraft.retrieval.draft_tree import DraftTree
 
-__all__ = ["PACKED", "ancestors", "packed_attention", "tree_inputs", "tree_mask"]
+__all__ = ["PACKED", "Ragged", "ancestors", "flat_inputs", "packed_attention", "ragged", "tree_inputs", "tree_mask"]
 
 PACKED = "redraft_packed_sdpa"
 
@@ -58,6 +63,13 @@ def tree_inputs(roots: list[int], lengths: list[int], trees: list[DraftTree]) ->
     return tokens, positions
 
 
+def flat_inputs(roots: list[int], lengths: list[int], trees: list[DraftTree]) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and positions of all trees, root and nodes of one behind those of the other, each int64[1, entries]."""
+    parts = [tree_inputs([root], [length], [tree]) for root, length, tree in zip(roots, lengths, trees)]
+    tokens, positions = zip(*parts)
+    return np.concatenate(tokens, axis=1), np.concatenate(positions, axis=1)
+
+
 def tree_mask(lengths: list[int], trees: list[DraftTree], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Additive mask [rows, 1, q, longest length + q] for inputs made by `tree_inputs`."""
     width = 1 + max(len(tree) for tree in trees)
@@ -70,30 +82,70 @@ def tree_mask(lengths: list[int], trees: list[DraftTree], dtype: torch.dtype, de
     return mask.to(device)
 
 
+class Ragged(NamedTuple):
+    """One sequence of a flat forward: its entries among the queries, what it may see of its cache row, and its mask.
+
+    `mask` is additive [1, 1, entries, length + entries]; None where there is a single entry, which sees everything.
+    """
+
+    start: int
+    entries: int
+    length: int
+    mask: torch.Tensor | None
+
+
+_local = threading.local()  # of this thread's forward: `rows`, where it is a flat one; the mask that was tiled last
+
+
+@contextmanager
+def ragged(rows: list[Ragged]):
+    """Within the block, a forward's queries are those of several sequences, one behind the other."""
+    _local.rows = rows
+    try:
+        yield
+    finally:
+        del _local.rows
+
+
 def packed_sdpa(module, query, key, value, attention_mask, **kwargs):
     """transformers' sdpa attention, with the query heads of a key-value head side by side for trees and single queries."""
-    rows, heads, queries, dim = query.shape
-    groups = heads // key.shape[1]
-    prompt = attention_mask is None and queries > 1  # causal
-    if groups == 1 or prompt or (attention_mask is not None and attention_mask.shape[1] != 1):
+    scale = kwargs.get("scaling")
+    rows = getattr(_local, "rows", None)
+    if rows is not None:
+        parts = [
+            _attend(
+                query[:, :, row.start : row.start + row.entries],
+                key[i : i + 1, :, : row.length + row.entries],
+                value[i : i + 1, :, : row.length + row.entries],
+                row.mask,
+                scale,
+            )
+            for i, row in enumerate(rows)
+        ]
+        return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+    prompt = attention_mask is None and query.shape[2] > 1  # causal
+    if prompt or (attention_mask is not None and attention_mask.shape[1] != 1):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    packed = query.reshape(rows, heads // groups, groups * queries, dim)
-    mask = None if attention_mask is None else _tiled(attention_mask, rows, groups)
-    output = torch.nn.functional.scaled_dot_product_attention(
-        packed, key, value, attn_mask=mask, scale=kwargs.get("scaling")
-    )
-    return output.reshape(rows, heads, queries, -1).transpose(1, 2).contiguous(), None
+    mask = attention_mask
+    groups = query.shape[1] // key.shape[1]
+    if mask is not None and groups > 1:
+        if getattr(_local, "mask", None) is not mask:  # the first layer of a forward; the others find it
+            _local.mask, _local.tiled = mask, tiled(mask, groups)
+        mask = _local.tiled
+    return _attend(query, key, value, mask, scale).transpose(1, 2).contiguous(), None
 
 
-def _tiled(mask: torch.Tensor, rows: int, groups: int) -> torch.Tensor:
-    """`mask` once for each query head of a group; made for the first layer of a forward and kept for the others."""
-    if getattr(_last, "mask", None) is not mask or _last.groups != groups:
-        _last.mask, _last.groups = mask, groups
-        _last.tiled = mask.expand(rows, 1, -1, -1).repeat(1, 1, groups, 1)
-    return _last.tiled
+def tiled(mask: torch.Tensor, groups: int) -> torch.Tensor:
+    """`mask` once for each query head of a group."""
+    return mask.repeat(1, 1, groups, 1)
 
 
-_last = threading.local()
+def _attend(query, key, value, mask, scale) -> torch.Tensor:
+    """Attention [rows, heads, queries, d] with a mask that is tiled already."""
+    rows, heads, queries, dim = query.shape
+    packed = query.reshape(rows, key.shape[1], -1, dim)
+    output = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+    return output.reshape(rows, heads, queries, -1)
 
 
 AttentionInterface.register(PACKED, packed_sdpa)
@@ -115,7 +167,7 @@ def packed_attention(model: PreTrainedModel):
     try:
         yield
     finally:
-        _last.__dict__.clear()
+        _local.__dict__.clear()
         with _lock:
             users["now"] -= 1
             if users["now"] == 0 and config._attn_implementation == PACKED:

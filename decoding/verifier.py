@@ -83,14 +83,16 @@ class Verifier:
         target = self._target
         logits, hidden = target.verify(self._cache, [sequence.root for sequence in self._running], trees)
         with self._stats.timed("candidates", target.device):
-            scored = score(logits.flatten(0, 1), hidden.flatten(0, 1), target.head)
+            scored = score(logits, hidden, target.head)
         emissions = []
+        start = 0
         for row, (sequence, tree) in enumerate(zip(self._running, trees)):
-            entries = slice(row * logits.shape[1], row * logits.shape[1] + len(tree) + 1)
+            entries = slice(start, start + len(tree) + 1)
+            start = entries.stop
             own = Scored(scored.ids[entries], scored.probs[entries])
             root, before_root = sequence.root, sequence.before_root
             with self._stats.timed("accept"):
-                path, tokens = accept(tree, self._choice.after(sequence, logits[row], own), sequence.append)
+                path, tokens = accept(tree, self._choice.after(sequence, logits[entries], own), sequence.append)
                 self._stats.count_step(tree, path, len(tokens))
                 taught = learnable(root, before_root, tree, path, own) if self._teach else None
             with self._stats.timed("compact", target.device):

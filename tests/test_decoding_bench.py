@@ -42,7 +42,7 @@ def test_table_record_and_picture(prompts_file, model_folder, tmp_path, capsys, 
     assert "mt_bench" in printed and "macro" in printed and "texts that leave the reference: 0" in printed
     record = json.loads(record_file.read_text())
     assert record["lossless"] is True
-    assert record["tasks"]["macro"]["same text"] == 1.0
+    assert record["tasks"]["macro"]["redraft same text"] == 1.0
     assert record["tasks"]["macro"]["redraft / plain"] > 0
     contenders = {answer["contender"] for answer in record["answers"]}
     assert contenders == {"generate", "plain", "redraft"} | ({"lookup"} if "--batch" not in options else set())
@@ -63,7 +63,7 @@ def test_figures_add_up():
     model = tiny_model("llama")
     prompts = [Prompt("a", ids, torch.ones_like(ids)) for ids in random_prompts(3, seed=71)]
     with Drafter(DraftConfig(vocab_size=64)) as drafter:
-        answers = [answer for group in measure(model, prompts, drafter, Settings(30)) for answer in group]
+        answers = [answer for group in measure(model, prompts, {"redraft": drafter}, Settings(30)) for answer in group]
     generated, plain, lookup, drafted = (answers[i::4] for i in range(4))
     for one, two, three, four in zip(generated, plain, lookup, drafted):
         assert one.tokens == two.tokens == three.tokens == four.tokens
@@ -74,5 +74,5 @@ def test_figures_add_up():
     row = task_rows(answers)["a"]
     steps = sum(answer.steps for answer in drafted)
     assert row["redraft tokens/step"] == pytest.approx(sum(answer.tokens - 1 for answer in drafted) / steps)
-    assert 0 < row["overhead"] < 1
+    assert 0 < row["redraft overhead"] < 1
     assert task_of("writing") == "mt_bench" and task_of("qa") == "qa"

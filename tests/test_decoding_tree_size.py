@@ -12,22 +12,31 @@ from tiny_models import random_prompts, tiny_model
 from redraft.decoding import tree_size
 from redraft.decoding.generate import generate
 from redraft.decoding.pruning import best_nodes, not_deeper
-from redraft.decoding.tree_size import CostCurve, TreeSizer
+from redraft.decoding.step_cost import StepCost, sizes_to_try
+from redraft.decoding.tree_size import TreeSizer, Trust
 
-FLAT = {0: 1.0, 2: 1.0, 8: 1.01, 16: 1.02, 32: 1.03}
-STEEP = {0: 1.0, 2: 1.3, 8: 2.0, 16: 2.3, 32: 3.0}
+FLAT = {0: 1.0, 3: 1.0, 7: 1.01, 15: 1.02, 31: 1.03}
+STEEP = {0: 1.0, 3: 1.3, 7: 2.0, 15: 2.3, 31: 3.0}
 
 
 def chain_tree(n: int, p: float):
     return tree_of(list(range(n)), list(range(-1, n - 1)), [p ** (i + 1) for i in range(n)])
 
 
-def measured(times: dict[int, float], rows: int = 1, factor: float = 1.0) -> CostCurve:
-    curve = CostCurve()
-    for _ in range(3):
+def measured(times: dict[int, float], rows: int = 1, factor: float = 1.0) -> StepCost:
+    """A curve that has gone through its first rounds."""
+    cost = StepCost()
+    for nodes in times:
+        cost.observe(rows, 200, rows + nodes, 99.0)  # makes kernels
+    while cost.tried(rows, 200) is not None:
         for nodes, seconds in times.items():
-            curve.observe(rows, 200, nodes, seconds * factor)
-    return curve
+            cost.observe(rows, 200, rows + nodes, seconds * factor)
+        cost.end_round(rows, 200)
+    return cost
+
+
+def a_sizer(cost: StepCost) -> TreeSizer:
+    return TreeSizer(cost, Trust())
 
 
 class Clock:
@@ -59,34 +68,59 @@ def drive(sizer: TreeSizer, clock: Clock, times: dict[int, float], tree, accepte
 
 
 def test_all_nodes_are_verified_where_they_are_free(monkeypatch):
-    sizer = TreeSizer(measured(FLAT))
+    sizer = a_sizer(measured(FLAT))
     used = drive(sizer, Clock(monkeypatch), FLAT, chain_tree(32, 0.8), lambda n: min(n, 3), 20)
-    assert min(used) >= 16
+    assert min(used) >= 15
 
 
 def test_few_nodes_are_verified_where_they_are_dear(monkeypatch):
-    sizer = TreeSizer(measured(STEEP))
+    sizer = a_sizer(measured(STEEP))
     used = drive(sizer, Clock(monkeypatch), STEEP, chain_tree(32, 0.5), lambda n: min(n, 1), 20)
     assert 1 <= max(used) <= 4
 
 
-def test_the_first_steps_try_the_sizes(monkeypatch):
-    sizer = TreeSizer(CostCurve())
-    used = drive(sizer, Clock(monkeypatch), FLAT, chain_tree(32, 0.9), lambda n: min(n, 5), 14)
-    assert used[:10] == [0, 0, 4, 4, 8, 8, 16, 16, 32, 32]
-    assert used[-1] >= 16
+def test_the_first_steps_try_the_sizes_and_write_text(monkeypatch):
+    sizer = a_sizer(StepCost())
+    used = drive(sizer, Clock(monkeypatch), FLAT, chain_tree(32, 0.9), lambda n: min(n, 5), 40)
+    assert used[:10] == [0, 0, 7, 7, 15, 15, 31, 31, 3, 3]
+    assert min(used[25:]) >= 15
 
 
 def test_sizes_that_cannot_pay_are_not_tried(monkeypatch):
-    sizer = TreeSizer(CostCurve())
-    used = drive(sizer, Clock(monkeypatch), {0: 1.0, 32: 30.0}, chain_tree(32, 0.9), lambda n: min(n, 2), 30)
-    assert max(used) <= 4
+    sizer = a_sizer(StepCost())
+    used = drive(sizer, Clock(monkeypatch), {0: 1.0, 31: 30.0}, chain_tree(32, 0.9), lambda n: min(n, 2), 60)
+    assert max(used) == 15 and used.count(15) == 2
+    assert max(used[30:]) <= 3
+
+
+def test_a_step_is_judged_by_what_its_seconds_are_worth(monkeypatch):
+    """Steps whose first node is certain do not leave out nodes that pay for themselves."""
+    times = {0: 1.0, 31: 1.31}  # a node costs a hundredth of a step
+    tree = tree_of(list(range(32)), [-1] * 32, [0.9] + [0.04] * 31)
+    sizer = a_sizer(measured(times))
+    used = drive(sizer, Clock(monkeypatch), times, tree, lambda n: float(0.9 + 0.04 * (n - 1)), 60)
+    assert set(used[20:]) == {31}
+    dear = {nodes: seconds + 0.03 * nodes for nodes, seconds in times.items()}
+    sizer = a_sizer(measured(dear))
+    used = drive(sizer, Clock(monkeypatch), dear, tree, lambda n: float(0.9 + 0.04 * (n - 1)), 60)
+    assert set(used[20:]) <= {1, 3}
+
+
+def test_a_batch_has_one_budget_for_its_best_nodes(monkeypatch):
+    Clock(monkeypatch)
+    costs = {0: 1.0, 8: 1.1, 16: 1.12, 24: 3.0, 56: 8.0}
+    sizer = a_sizer(measured(costs, rows=8))
+    trees = [chain_tree(32, 0.7)] + [chain_tree(32, 0.3)] * 6 + [tree_of([], [])]
+    assert sizer.wants_draft()
+    cut = [len(tree) for tree in sizer.cut(trees, 200)]
+    assert sum(cut) == 16
+    assert cut[0] > max(cut[1:]) and cut[-1] == 0 and min(cut[1:-1]) >= 1
 
 
 def test_useless_drafts_close_the_gate_and_cost_a_bounded_part(monkeypatch):
     """Nothing is ever accepted: the whole run stays within 3 % of plain decoding, from the very first step."""
     clock = Clock(monkeypatch)
-    sizer = TreeSizer(measured(STEEP))
+    sizer = a_sizer(measured(STEEP))
     used = drive(sizer, clock, STEEP, chain_tree(32, 0.9), lambda n: 0, 400)
     assert used.count(-1) > 300
     assert clock.now < 1.03 * 400
@@ -94,37 +128,69 @@ def test_useless_drafts_close_the_gate_and_cost_a_bounded_part(monkeypatch):
 
 def test_drafting_comes_back_when_it_pays_again(monkeypatch):
     clock = Clock(monkeypatch)
-    sizer = TreeSizer(measured(STEEP))
+    sizer = a_sizer(measured(STEEP))
     drive(sizer, clock, STEEP, chain_tree(32, 0.9), lambda n: 0, 100)
     used = drive(sizer, clock, STEEP, chain_tree(32, 0.95), lambda n: n, 200)
     assert np.mean([n > 0 for n in used[150:]]) > 0.9
 
 
 def test_an_empty_tree_is_no_reason_to_close_the_gate(monkeypatch):
-    sizer = TreeSizer(measured(FLAT))
+    sizer = a_sizer(measured(FLAT))
     used = drive(sizer, Clock(monkeypatch), FLAT, tree_of([], []), lambda n: 0, 30)
     assert -1 not in used
 
 
 def test_the_curve_is_one_of_ratios():
-    """A machine that becomes three times slower changes no decision."""
-    curve = measured(STEEP)
-    before = curve.seconds(1, 200, np.array([0, 8, 32]))
-    for _ in range(20):
+    """A machine that becomes slower from round to round changes no decision."""
+    cost = StepCost()
+    for nodes in STEEP:
+        cost.observe(1, 200, 1 + nodes, 50.0)
+    for load in (1.0, 3.0, 0.2, 9.0):
         for nodes, seconds in STEEP.items():
-            curve.observe(1, 200, nodes, 3 * seconds)
-    after = curve.seconds(1, 200, np.array([0, 8, 32]))
-    np.testing.assert_allclose(after / after[0], before / before[0], rtol=0.1)
-    np.testing.assert_allclose(before / before[0], [1, 2, 3], rtol=0.1)
+            cost.observe(1, 200, 1 + nodes, seconds * load)
+        cost.end_round(1, 200)
+    np.testing.assert_allclose(cost.seconds(1, 200, np.array([1, 8, 32])), [1, 2, 3])
+    assert cost.tried(1, 200) is None
 
 
-def test_a_new_context_length_starts_from_its_neighbour():
-    curve = measured(STEEP)
-    curve.observe(1, 5000, 0, 2.0)
-    estimate = curve.seconds(1, 5000, np.array([0, 8, 32]))
-    np.testing.assert_allclose(estimate / estimate[0], [1, 2, 3], rtol=0.1)
-    assert 8 not in curve.unexplored(1)
-    assert curve.unexplored(8)[0] == 0
+def test_first_forwards_of_a_shape_and_disturbed_ones_do_not_count():
+    cost = StepCost()
+    for repeat in range(5):
+        for nodes, seconds in STEEP.items():
+            disturbed = 10.0 if repeat == 0 else 2.0 if (repeat, nodes) in ((1, 31), (2, 7), (3, 3)) else 1.0
+            cost.observe(1, 200, 1 + nodes, seconds * disturbed)
+        cost.end_round(1, 200)
+    np.testing.assert_allclose(cost.seconds(1, 200, np.array([1, 4, 8, 32])), [1, 1.3, 2, 3])
+
+
+def test_rounds_come_back_and_follow_a_machine_that_has_changed():
+    cost = measured(STEEP)
+    for _ in range(3):
+        steps = 0
+        while cost.tried(1, 200) is None:
+            cost.observe(1, 200, 8, 1.0)
+            steps += 1
+        assert steps == 512
+        for nodes, seconds in FLAT.items():
+            cost.observe(1, 200, 1 + nodes, seconds)
+        cost.end_round(1, 200)
+    np.testing.assert_allclose(cost.seconds(1, 200, np.array([1, 8, 32])), [1, 1.01, 1.03])
+
+
+def test_a_new_context_length_and_batch_start_from_their_neighbours():
+    cost = measured(STEEP)
+    np.testing.assert_allclose(cost.seconds(1, 5000, np.array([1, 8, 32, 64])), [1, 2, 3, 4.4])
+    np.testing.assert_allclose(cost.seconds(8, 200, np.array([8, 32])), [1, 1.5])
+    assert sizes_to_try(1)[:5] == [1, 8, 16, 32, 4] and sizes_to_try(8)[:4] == [8, 16, 24, 32]
+    assert cost.tried(1, 5000) == [] and cost.tried(8, 200) == []
+
+
+def test_short_trees_are_measured_too(monkeypatch):
+    """A drafter that never gives more than five nodes."""
+    sizer = a_sizer(StepCost())
+    times = {0: 1.0, 5: 1.1}
+    used = drive(sizer, Clock(monkeypatch), times, chain_tree(5, 0.9), lambda n: min(n, 4), 40)
+    assert set(used) == {0, 3, 5} and set(used[-15:]) == {5}
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

@@ -15,6 +15,8 @@ import gzip
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -40,13 +42,16 @@ def add_live_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="of the model"
     )
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto (the default), cpu, cuda, cuda:1 ...")
     parser.add_argument("--temperature", type=float, metavar="T", help="sample at this temperature instead of greedily")
     parser.add_argument("--index", action="append", default=[], metavar="DIR", help="draft from this index too")
     parser.add_argument("--successors", metavar="DIR", help="draft from this successor table of the model too")
     parser.add_argument("--max-nodes", type=int, default=32, metavar="N", help="draft budget: most nodes in a tree")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts of a task decoded together")
     parser.add_argument("--fixed", action="store_true", help="verify every drafted node, whatever it costs")
-    parser.add_argument("--only", type=lambda text: text.split(","), metavar="A,B", help="only these contenders")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), metavar="A,B", help="only these contenders (and fixed-N)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number to this file")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the result (.png, .svg)")
 
@@ -58,47 +63,64 @@ def run(args: argparse.Namespace) -> int:
     return 0 if record["lossless"] else 1
 
 
-def run_live(args: argparse.Namespace) -> dict:
-    """Measure, print the table; returns the record."""
+def run_live(args: argparse.Namespace, prompts: Callable | None = None) -> dict:
+    """Measure, print the table; returns the record. `prompts(tokenizer, device)` replaces those of the file."""
     from tqdm import tqdm
 
-    from redraft.decoding.live_benchmark import CONTENDERS, NEAR_TIE, Settings, clock_name, measure, task_rows
+    from redraft.decoding.live_benchmark import (
+        CONTENDERS,
+        NEAR_TIE,
+        Settings,
+        clock_name,
+        fixed_nodes,
+        measure,
+        task_rows,
+    )
     from redraft.decoding.loading import load_model
     from redraft.retrieval.config import DraftConfig
     from redraft.retrieval.drafter import Drafter
 
     contenders = tuple(args.only or CONTENDERS)
-    unknown = set(contenders) - set(CONTENDERS)
+    unknown = [name for name in contenders if name not in CONTENDERS and not fixed_nodes(name)]
     if unknown:
-        raise ValueError(f"--only: wanted some of {', '.join(CONTENDERS)}, got {', '.join(sorted(unknown))}")
+        raise ValueError(f"--only: wanted some of {', '.join(CONTENDERS)}, fixed-N, got {', '.join(unknown)}")
     if args.batch < 1:
         raise ValueError(f"--batch: wanted 1 or more, got {args.batch}")
     if args.batch > 1:  # transformers' prompt lookup takes single sequences only
         contenders = tuple(name for name in contenders if name != "lookup")
-    model, tokenizer = load_model(args.model, dtype=args.dtype)
-    prompts = read_prompts(args.prompts, tokenizer, args.per_task, args.tasks, args.batch, model.device)
+    model, tokenizer = load_model(args.model, dtype=args.dtype, device=args.device)
+    if prompts is None:
+        prompts = read_prompts(args.prompts, tokenizer, args.per_task, args.tasks, args.batch, model.device)
+    else:
+        prompts = prompts(tokenizer, model.device)
     settings = Settings(args.new_tokens, args.temperature, adaptive=not args.fixed)
-    config = DraftConfig(vocab_size=int(model.get_output_embeddings().weight.shape[0]), max_nodes=args.max_nodes)
+    vocab_size = int(model.get_output_embeddings().weight.shape[0])
     answers = []
-    with Drafter(config, indexes=args.index, successors=args.successors) as drafter:
-        drafter.warmup()
+    with ExitStack() as drafters_open:
+        drafters = {}
+        for name in contenders:
+            if name == "redraft" or fixed_nodes(name):
+                config = DraftConfig(vocab_size=vocab_size, max_nodes=fixed_nodes(name) or args.max_nodes)
+                drafter = Drafter(config, indexes=args.index, successors=args.successors)
+                drafters[name] = drafters_open.enter_context(drafter)
+                drafters[name].warmup()
         warm = Settings(16, args.temperature, adaptive=False)  # compile and touch everything once, unmeasured
-        list(measure(model, prompts[:1], None, warm, contenders))
-        for group in tqdm(measure(model, prompts, drafter, settings, contenders), total=len(prompts), unit="prompt"):
+        list(measure(model, prompts[:1], {}, warm, contenders))
+        for group in tqdm(measure(model, prompts, drafters, settings, contenders), total=len(prompts), unit="prompt"):
             answers += group
     rows = task_rows(answers)
     print(_table(rows))
-    redraft = [answer for answer in answers if answer.contender == "redraft"]
+    redraft = [answer for answer in answers if answer.contender in drafters]
     parted = [answer.gap for answer in redraft if not answer.same]
-    phases, by_source, by_depth = Counter(), Counter(), Counter()
+    by_source, by_depth = Counter(), Counter()
+    phases = {name: _phases([answer for answer in redraft if answer.contender == name]) for name in drafters}
     for answer in redraft:
-        phases.update(answer.phases)
         by_source.update(answer.accepted_by_source)
         by_depth.update(answer.accepted_by_depth)
-    steps = sum(answer.steps for answer in redraft)
+    for name, seconds in phases.items():
+        by_phase = ", ".join(f"{phase} {1e3 * each:.1f}" for phase, each in seconds.items())
+        print(f"{name}, milliseconds of wall time per step: {by_phase}")
     if redraft:
-        by_phase = ", ".join(f"{name} {1e3 * seconds / max(steps, 1):.1f}" for name, seconds in phases.items())
-        print(f"milliseconds of wall time per step: {by_phase}")
         print(
             f"texts that leave the reference: {len(parted)} of {len(redraft)}, at gaps {[round(gap, 3) for gap in parted]}"
         )
@@ -113,7 +135,7 @@ def run_live(args: argparse.Namespace) -> dict:
         "lossless": all(gap < limit for gap in parted) or args.temperature is not None and limit > 0,
         "gaps where texts part": parted,
         "tasks": rows,
-        "phases per step": {name: seconds / max(steps, 1) for name, seconds in phases.items()},
+        "phases per step": phases,
         "accepted by source": dict(by_source.most_common()),
         "accepted by depth": dict(sorted(by_depth.items())),
         "answers": [asdict(answer) for answer in answers],
@@ -158,6 +180,15 @@ def read_prompts(path: Path, tokenizer, per_task: int, tasks: list[str] | None, 
     if not prompts:
         raise ValueError(f"{path}: no prompts")
     return prompts
+
+
+def _phases(answers: list) -> dict[str, float]:
+    """Seconds of each phase per step (of a sequence), the prefill's too."""
+    total = Counter()
+    for answer in answers:
+        total.update(answer.phases)
+    steps = sum(answer.steps for answer in answers)
+    return {phase: seconds / max(steps, 1) for phase, seconds in total.items()}
 
 
 def _threads() -> int:
