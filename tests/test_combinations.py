@@ -31,7 +31,7 @@ PENALTIES = {
 }
 SAMPLING = {False: {}, True: {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "seed": 5}}
 PROMPTS = random_prompts(8, seed=83)
-NEW_TOKENS = 16
+NEW_TOKENS = 10
 
 
 def batch(prompts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
