@@ -1,7 +1,7 @@
 """Let a model answer prompts, and keep what a replay of dense retrieval needs: tokens, hidden states, runners-up.
 
-    python -m benchmarks.dense_answers held prompts/spec_bench.jsonl.gz prompts/humaneval.jsonl.gz --model MODEL --per-task 12
-    python -m benchmarks.dense_answers store prompts/*.jsonl.gz --model MODEL --skip held --max-tokens 300k
+    python benchmarks/dense_answers.py held prompts/spec_bench.jsonl.gz prompts/humaneval.jsonl.gz --model MODEL --per-task 12
+    python benchmarks/dense_answers.py store prompts/*.jsonl.gz --model MODEL --skip held --max-tokens 300k
 
 One file per batch: `part-00000.npz`, and `state-00000.npy` with the states after the final norm, float16[n, d]. Row j of
 an answer's states is the one that its token j was chosen from. With --candidates also the prompt's states and the target's
@@ -133,12 +133,12 @@ def _answers(model, tokenizer, prompts, args) -> list[dict]:
                 running, roots = [running[i] for i in going], [roots[i] for i in going]
                 cache.select_rows(going)
             logits, hidden = target.verify(cache, roots, [DraftTree.empty()] * len(roots))
-            scored = score(logits[:, 0], hidden[:, 0], target.head)
+            scored = score(logits, hidden, target.head)
             for i, row in enumerate(running):
                 cache.keep(i, np.array([0]))
-                roots[i] = _choose(logits[i, 0], scored.ids[i, 0], args.temperature)
+                roots[i] = _choose(logits[i], scored.ids[i, 0], args.temperature)
                 rows[row]["output"].append(roots[i])
-                rows[row]["states"].append(hidden[i].half().numpy())
+                rows[row]["states"].append(hidden[i : i + 1].half().numpy())
                 rows[row]["ids"].append(scored.ids[i : i + 1])
                 rows[row]["probs"].append(scored.probs[i : i + 1])
 

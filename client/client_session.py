@@ -77,7 +77,7 @@ class ClientSession:
     def commit(self, tokens, candidates: Candidates | None = None, hidden=None) -> None:
         """Append what the target emitted, with what it thought likely. Costs no round trip: it goes with the next draft.
 
-        tokens: int32-like[n], may be empty. hidden: float32[d], the state at the last of them.
+        tokens: int32-like[n], may be empty. hidden: float32[d] or [m, d], projected states as for `Session.commit`.
         Raises SessionClosedError after close, ValueError or TypeError for bad ids.
         """
         self.check_open()
@@ -127,12 +127,14 @@ class ClientSession:
 
 
 def checked_hidden(hidden) -> np.ndarray | None:
-    """float32[d] or None. Raises ValueError for another number of dimensions."""
+    """float32[m, d] or None. Raises ValueError for another number of dimensions, and numbers that are not finite."""
     if hidden is None:
         return None
-    array = np.asarray(hidden, np.float32)
-    if array.ndim != 1:
-        raise ValueError(f"hidden: wanted a one-dimensional state, got shape {array.shape}")
+    array = np.atleast_2d(np.asarray(hidden, np.float32))
+    if array.ndim != 2:
+        raise ValueError(f"hidden: wanted shape [d] or [m, d], got {list(array.shape)}")
+    if not np.isfinite(array).all():
+        raise ValueError("hidden: wanted finite numbers, got NaN or infinity")
     return array
 
 

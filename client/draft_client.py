@@ -34,12 +34,13 @@ from redraft.client.client_stats import ClientStats
 from redraft.client.connection import Connection, Sent
 from redraft.client.connection_keeper import ConnectionKeeper
 from redraft.client.outgoing import Commit, Outgoing
-from redraft.client.replies import compile_checks, read_trees
+from redraft.client.replies import compile_checks, read_states, read_trees
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import IndexFormatError, RedraftError
 from redraft.retrieval.ngram import NgramDrafter
 from redraft.retrieval.provenance import PASSAGE_TOKENS, Occurrence, Origin
+from redraft.retrieval.state_map import StateMap, StateOrigin
 from redraft.retrieval.tokens import as_count, as_probability, as_tokens
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1.wire import pack_int32
@@ -92,6 +93,8 @@ class DraftClient:
         self._breaker = CircuitBreaker()
         self._session_ids, self._remote_ids = itertools.count(1), itertools.count(1)
         self._closed = False
+        self._states: tuple[StateMap, StateOrigin] | None = None  # as handed out, and the message it was read from
+        self._states_sent: pb.StateMap | None = None
         self._compiled = threading.Event()
         self._ngram = NgramDrafter(self._config)
         threading.Thread(target=self._compile, name="redraft-client-compiler", daemon=True).start()
@@ -108,6 +111,24 @@ class DraftClient:
     def config(self) -> DraftConfig:
         """The config given, or what the server says of itself (defaults until it is connected)."""
         return self._config
+
+    @property
+    def states(self) -> tuple[StateMap, StateOrigin] | None:
+        """How hidden states that commits bring are to be projected, and whose they must be, as `Drafter.states` says it.
+
+        None while no server is connected, and where it takes none. A server with another map that comes later gets no states.
+        """
+        with self._lock:
+            current = self._keeper.current
+            if self._states is None and current is not None:
+                self._states, self._states_sent = read_states(current.info), current.info.state_map
+            return self._states
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers in a projected hidden state; 0 where `states` is None."""
+        states = self.states
+        return states[0].dimension if states is not None else 0
 
     def open(self, prompt_ids, namespace: str = "default") -> ClientSession:
         """Start a session. Does not wait: the server reads the prompt while the target model does."""
@@ -333,14 +354,20 @@ class DraftClient:
             if isinstance(change, int):
                 outgoing.add_truncate(session.seat.remote, change)
                 continue
-            if change.hidden and not self._keeper.current.info.hidden_size:
+            if change.hidden and not self._takes_states(self._keeper.current.info, len(change.hidden)):
                 change.hidden = b""
                 self.stats.hidden_dropped += 1
             if not outgoing.fits(change.size):
-                change.candidates = None
+                change.candidates, change.hidden = None, b""
                 self.stats.candidates_dropped += 1
             outgoing.add_commit(session.seat.remote, change)
         session.seat.unsent.clear()
+
+    def _takes_states(self, info, size: int) -> bool:
+        """Whether a server takes states projected with the map that this client has handed out."""
+        if self._states is None:  # the caller projects with a map of its own
+            return info.hidden_size > 0 and size % (4 * info.hidden_size) == 0
+        return info.state_map.numbers == self._states_sent.numbers
 
     def _post_unsent(self, session: ClientSession) -> None:
         """Send commits that nobody asks a draft for; give the seat up if they cannot be sent for long."""

@@ -22,7 +22,7 @@ _DEFAULT_LIMIT = 4 << 20  # gRPC's own, for a server that names none
 
 @dataclass
 class Commit:
-    """A commit, packed for the wire: at position `start`, tokens, the fields of the message Candidates, a hidden state."""
+    """A commit, packed for the wire: at position `start`, tokens, the fields of the message Candidates, hidden states."""
 
     start: int
     tokens: bytes

@@ -7,13 +7,18 @@ by itself.
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.kernel import kernel
+from redraft.retrieval.state_map import StateMap, StateOrigin
 from redraft.v1.wire import unpack_float32, unpack_int32
 
-__all__ = ["compile_checks", "read_trees"]
+__all__ = ["compile_checks", "read_states", "read_trees"]
+
+_log = logging.getLogger("redraft.client")
 
 _NO_LIMIT = 2**31
 
@@ -45,6 +50,20 @@ def read_trees(messages, budgets: dict[int, int], vocab_size: int | None, *, com
                 start += size
             return trees
     return _sound_ones(wanted, budgets, vocab_size)
+
+
+def read_states(info) -> tuple[StateMap, StateOrigin] | None:
+    """The map of a GetInfoResponse and whose states it is for; None where there is none, or a broken one."""
+    if not info.HasField("state_map"):
+        return None
+    sent = info.state_map
+    try:
+        numbers = unpack_float32(sent.numbers, "state_map.numbers")
+        state_map = StateMap.unpacked(numbers, info.hidden_size, sent.width)
+    except ValueError as error:
+        _log.warning("the server's map of hidden states is not used: %s", error)
+        return None
+    return state_map, StateOrigin(sent.model, sent.weights_sha256, sent.dtype, sent.layer)
 
 
 def compile_checks() -> None:

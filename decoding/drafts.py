@@ -27,11 +27,15 @@ _LONGEST_PAUSE = 64
 
 
 class Emission(NamedTuple):
-    """What one sequence emitted in a step (already part of it), and what the drafter may learn from that step."""
+    """What one sequence emitted in a step (already part of it), and what the drafter may learn from that step.
+
+    states: float32[m, d], projected hidden states: of the tokens, and in the first emission of the prompt's before them.
+    """
 
     sequence: Sequence
     tokens: list[int]
     candidates: Candidates | None
+    states: np.ndarray | None = None
 
 
 class Drafts:
@@ -175,13 +179,15 @@ class Drafts:
         self.close()
 
 
-def _joined(emissions: list[Emission]) -> tuple[list[int], Candidates | None]:
-    """The tokens and candidates of consecutive steps, as those of one."""
+def _joined(emissions: list[Emission]) -> tuple[list[int], Candidates | None, np.ndarray | None]:
+    """The tokens, candidates and states of consecutive steps, as those of one."""
     tokens = [token for emission in emissions for token in emission.tokens]
+    states = [emission.states for emission in emissions if emission.states is not None]
+    states = np.concatenate(states) if states else None
     learned = [emission.candidates for emission in emissions if emission.candidates is not None]
     if len(learned) < 2:
-        return tokens, learned[0] if learned else None
+        return tokens, learned[0] if learned else None, states
     columns = (
         np.concatenate([getattr(part, name) for part in learned]) for name in ("tokens", "previous", "ids", "probs")
     )
-    return tokens, Candidates(*columns)
+    return tokens, Candidates(*columns), states

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +16,10 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from redraft.decoding.drafts import Drafts
+from redraft.decoding.nest import decode_nest
 from redraft.decoding.sampling import Choice, warpers
 from redraft.decoding.sequence import Sequence
+from redraft.decoding.states import Projection
 from redraft.decoding.stats import GenerationStats
 from redraft.decoding.target_model import TargetModel
 from redraft.decoding.tree_size import sizer_of
@@ -76,6 +79,8 @@ def generate(
     max_nodes: int | None = None,
     adaptive: bool = True,
     on_step: Callable[[Step], None] | None = None,
+    provenance: bool = False,
+    acceptance: str = "lossless",
 ) -> Generation:
     """Let `model` continue `input_ids`, with drafts from `drafter`.
 
@@ -99,10 +104,17 @@ def generate(
         adaptive: verify only as many nodes as pay for their measured cost, and none where none do (`tree_size.py`);
             False verifies every drafted node.
         on_step: called for every row after the prefill and after every step.
+        provenance: note where accepted tokens stand in corpora (`GenerationStats.spans`); some microseconds a token, and
+            through a server one more call a step.
+        acceptance: "lossless", or "nest": Nearest Neighbor Speculative Decoding, which mixes the text of the drafter's dense
+            index into the target's distribution and accepts what is likely enough. LOSSY: the text is not the target's own
+            (`nest.py`). It needs a `redraft.Drafter` with a dense index, and none of the other arguments on drafts.
 
     Raises TypeError and ValueError for arguments and models it cannot be right with. A drafter that fails costs
     drafts, never text: see `GenerationStats.failures`.
     """
+    if acceptance not in ("lossless", "nest"):
+        raise ValueError(f"acceptance: wanted 'lossless' or 'nest', got {acceptance!r}")
     target = TargetModel(model)
     prompts = split_rows(input_ids, attention_mask, target.vocab_size)
     if max_new_tokens < 1:
@@ -132,24 +144,28 @@ def generate(
     ]
     if streamer is not None:
         streamer.put(input_ids.cpu())
+    choice = Choice(do_sample, processors, len(prompts))
+    if acceptance == "nest":
+        stats = decode_nest(target, sequences, drafter, choice, streamer=streamer, on_step=on_step)
+        return _generation(model, input_ids, sequences, stats, pad_token_id, eos, seed if do_sample else None)
     stats = decode(
         target,
         sequences,
         drafter,
-        Choice(do_sample, processors, len(prompts)),
+        choice,
         streamer=streamer,
         namespace=namespace,
         max_nodes=max_nodes,
         adaptive=adaptive,
         on_step=on_step,
+        provenance=provenance,
     )
-    padding = _padding_id(model, pad_token_id, eos)
-    return Generation(
-        padded_outputs(input_ids, sequences, padding),
-        stats,
-        [sequence.sources for sequence in sequences],
-        seed if do_sample else None,
-    )
+    return _generation(model, input_ids, sequences, stats, pad_token_id, eos, seed if do_sample else None)
+
+
+def _generation(model, input_ids, sequences, stats, pad_token_id, eos, seed) -> Generation:
+    padded = padded_outputs(input_ids, sequences, _padding_id(model, pad_token_id, eos))
+    return Generation(padded, stats, [sequence.sources for sequence in sequences], seed)
 
 
 def decode(
@@ -163,6 +179,7 @@ def decode(
     max_nodes: int | None = None,
     adaptive: bool = True,
     on_step: Callable[[Step], None] | None = None,
+    provenance: bool = False,
 ) -> GenerationStats:
     """Write `sequences` to their ends; the loop itself, for callers that have made their own sequences.
 
@@ -174,12 +191,22 @@ def decode(
 
     def report(sequence: Sequence, tree: DraftTree, path: list[int], tokens: list[int]) -> None:
         sources = [int(tree.sources[node]) for node in path] + [-1] * (len(tokens) - len(path))
+        if provenance and path:
+            try:
+                places = tree.provenance(path)
+            except Exception:  # noqa: BLE001 - a server that has gone, say: the text does not depend on it
+                stats.failures["provenance"] += 1
+            else:
+                stats.add_places(sequence.index, len(sequence.sources), [places[node] for node in path])
         sequence.sources += sources
         if streamer is not None:
             streamer.put(torch.tensor(tokens))
         if on_step is not None:
             on_step(Step(sequence.index, tokens, sources, tree))
 
+    projection = None
+    if drafter is not None and max_nodes != 0 and (wanted := getattr(drafter, "states", None)) is not None:
+        projection = Projection(target.model, *wanted)
     drafts = Drafts(
         drafter,
         sequences,
@@ -189,8 +216,16 @@ def decode(
         sizer=sizer_of(target.model) if adaptive and drafter is not None else None,
         stats=stats,
     )
-    with drafts, target.decoding(stats):
-        verifier = Verifier(target, sequences, choice, teach=drafter is not None, stats=stats, report=report)
+    with drafts, target.decoding(stats), projection.tap if projection else nullcontext():
+        verifier = Verifier(
+            target,
+            sequences,
+            choice,
+            teach=drafter is not None,
+            projection=projection,
+            stats=stats,
+            report=report,
+        )
         emissions = verifier.prefill()
         while trees := drafts.step(emissions):
             emissions = verifier.verify(trees)

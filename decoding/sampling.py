@@ -80,10 +80,14 @@ class Choice:
         if not self._do_sample and not self._processors:
             return lambda node: int(scored.ids[node + 1, 0])
 
-        def choose(node: int) -> int:
-            scores = logits[node + 1].to(torch.float32).repeat(self._rows, 1)  # a copy: processors may write into it
-            ids = sequence.padded_ids.expand(self._rows, -1)
-            scores = self._processors(ids, scores)[sequence.index if self._rows > 1 else 0]
-            return sample(scores, sequence.seed, sequence.length) if self._do_sample else int(scores.argmax())
+        return lambda node: self.pick(sequence, self.processed(sequence, logits[node + 1]))
 
-        return choose
+    def processed(self, sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
+        """float32[vocabulary]: `logits` of the next token, as the processors leave them."""
+        scores = logits.to(torch.float32).repeat(self._rows, 1)  # a copy: processors may write into it
+        ids = sequence.padded_ids.expand(self._rows, -1)
+        return self._processors(ids, scores)[sequence.index if self._rows > 1 else 0]
+
+    def pick(self, sequence: Sequence, scores: torch.Tensor) -> int:
+        """The next token from processed scores."""
+        return sample(scores, sequence.seed, sequence.length) if self._do_sample else int(scores.argmax())

@@ -100,7 +100,11 @@ class Projection:
         self._matrix = torch.from_numpy(state_map.matrix).to(model.device)
         self._offset = torch.from_numpy(state_map.offset).to(model.device)
 
-    def keys(self, row: int, entries) -> np.ndarray:
-        """float32[n, dimension]: of the latest forward, the states of one row at `entries` (a slice or int64[n]), projected."""
-        states = self.tap.states[row, entries].float()
+    def keys(self, row: int, start: int, entries) -> np.ndarray:
+        """float32[n, dimension]: of the latest forward, the states of one sequence at `entries` (a slice or int64[n]), projected.
+
+        row: of the sequence, where each has one; start: its first entry, where all lie in one row (`TargetModel.verify`).
+        """
+        states = self.tap.states
+        states = (states[0, start:] if len(states) == 1 else states[row])[entries].float()
         return torch.nn.functional.normalize(states @ self._matrix.T + self._offset, dim=-1).cpu().numpy()

@@ -6,15 +6,29 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from redraft.retrieval.draft_tree import DraftTree, Source
+from redraft.retrieval.provenance import Occurrence
 
-__all__ = ["PHASES", "GenerationStats"]
+__all__ = ["PHASES", "GenerationStats", "Span"]
 
-PHASES = ("prefill", "forward", "head", "candidates", "accept", "compact", "draft")
+PHASES = ("prefill", "forward", "head", "candidates", "accept", "compact", "states", "draft")
+
+
+class Span(NamedTuple):
+    """Accepted tokens that stand in a corpus as they were written.
+
+    row: of the batch; begin, end: among the tokens written in that row, from 0; place: of the first one in its corpus.
+    """
+
+    row: int
+    begin: int
+    end: int
+    place: Occurrence
 
 
 @dataclass
@@ -33,6 +47,7 @@ class GenerationStats:
         gated_steps: steps in which drafting was not even asked for, because it did not pay.
         failures: how often drafting failed, by reason; each cost one step its draft and nothing else.
         seconds: wall time by phase (`PHASES`).
+        spans: where accepted tokens stand in a corpus, in the order in which they were written; only where asked for.
     """
 
     prompt_tokens: int = 0
@@ -49,6 +64,7 @@ class GenerationStats:
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    spans: list[Span] = field(default_factory=list)
 
     @property
     def tokens_per_step(self) -> float:
@@ -74,6 +90,19 @@ class GenerationStats:
         for depth, node in enumerate(path, 1):
             self.accepted_by_source[source_name(tree.sources[node])] += 1
             self.accepted_by_depth[depth] += 1
+
+    def add_places(self, row: int, begin: int, places: list[Occurrence | None]) -> None:
+        """The tokens of `row` from `begin` on stand at `places`; what goes on where the last span ended makes it longer."""
+        for at, place in enumerate(places, begin):
+            if place is None:
+                continue
+            last = self.spans[-1] if self.spans else None
+            if last is not None and (last.row, last.end) == (row, at):
+                index, document, offset = last.place
+                if place == (index, document, offset + at - last.begin):
+                    self.spans[-1] = last._replace(end=at + 1)
+                    continue
+            self.spans.append(Span(row, at, at + 1, place))
 
     @contextmanager
     def timed(self, phase: str, device: torch.device | None = None):

@@ -15,6 +15,7 @@ from redraft.decoding.candidates import Scored, learnable, prefill_positions, sc
 from redraft.decoding.drafts import Emission
 from redraft.decoding.sampling import Choice
 from redraft.decoding.sequence import Sequence
+from redraft.decoding.states import Projection
 from redraft.decoding.stats import GenerationStats
 from redraft.decoding.target_model import TargetModel
 from redraft.retrieval.candidates import Candidates
@@ -22,6 +23,7 @@ from redraft.retrieval.draft_tree import DraftTree
 
 __all__ = ["Verifier"]
 
+MOST_STATES = 4096  # of a prompt's states that a drafter is told, the last ones
 _PREFILL_ROWS = 256  # prompt positions whose runners-up are taught; each costs one row of the output head
 
 
@@ -33,6 +35,7 @@ class Verifier:
         sequences: each with a prompt.
         choice: how tokens are chosen.
         teach: whether runners-up are to be gathered for a drafter.
+        projection: how hidden states are to be projected for a drafter that takes them; its tap is open.
         stats: filled in.
         report: told of every emission: (sequence, tree, accepted nodes, tokens).
     """
@@ -44,6 +47,7 @@ class Verifier:
         choice: Choice,
         *,
         teach: bool,
+        projection: Projection | None = None,
         stats: GenerationStats,
         report: Callable[[Sequence, DraftTree, list[int], list[int]], None],
     ) -> None:
@@ -51,6 +55,7 @@ class Verifier:
         self._running = sequences
         self._choice = choice
         self._teach = teach
+        self._projection = projection
         self._stats = stats
         self._report = report
         self._cache = target.new_cache(len(sequences), max(sequence.max_length for sequence in sequences))
@@ -74,8 +79,15 @@ class Verifier:
                 if self._teach:
                     previous = np.where(positions > 0, history[positions - 1], -1).astype(np.int32)
                     taught = Candidates(history[positions], previous, scored.ids, scored.probs)
-                emissions.append(Emission(sequence, tokens, taught))
+                emissions.append(Emission(sequence, tokens, taught, self._states(0, 0, slice(-MOST_STATES, None))))
         return emissions
+
+    def _states(self, row: int, start: int, entries) -> np.ndarray | None:
+        """Projected states of the latest forward, where the drafter takes any."""
+        if self._projection is None:
+            return None
+        with self._stats.timed("states", self._target.device):
+            return self._projection.keys(row, start, entries)
 
     def verify(self, trees: list[DraftTree]) -> list[Emission]:
         """One forward: row i verifies `trees[i]`, one tree for each sequence that has not ended, and accepts."""
@@ -98,7 +110,8 @@ class Verifier:
             with self._stats.timed("compact", target.device):
                 self._cache.keep(row, np.array([0, *(node + 1 for node in path)]))
             self._report(sequence, tree, path, tokens)
-            emissions.append(Emission(sequence, tokens, taught))
+            chosen_at = [0, *(node + 1 for node in path)][: len(tokens)]
+            emissions.append(Emission(sequence, tokens, taught, self._states(row, entries.start, chosen_at)))
         return emissions
 
     def _drop_ended(self) -> None:

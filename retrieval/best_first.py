@@ -27,7 +27,7 @@ from redraft.retrieval.knowledge import Places, knowledge_at, new_places, places
 from redraft.retrieval.sources import proposal
 
 __all__ = [
-    "DISCOUNT", "MAX_BUDGET", "Workspace", "draft_tree", "follow_tokens", "learn_tokens", "new_workspace",
+    "DISCOUNT", "MAX_BUDGET", "Workspace", "certainty", "draft_tree", "follow_tokens", "learn_tokens", "new_workspace",
     "proposal_bundle", "workspace_bundle",
 ]  # fmt: skip
 
@@ -90,13 +90,13 @@ _rows_of_used = bundle.int64_rows(3)
 @inner
 def _ballot_at(addresses):
     return ev.Ballot(
-        bundle.int32s(addresses, 7),
         bundle.int32s(addresses, 8),
-        _rows_of_candidates(addresses, 9),
-        bundle.float64s(addresses, 10),
-        bundle.int64s(addresses, 11),
+        bundle.int32s(addresses, 9),
+        _rows_of_candidates(addresses, 10),
+        bundle.float64s(addresses, 11),
         bundle.int64s(addresses, 12),
-        _rows_of_used(addresses, 13),
+        bundle.int64s(addresses, 13),
+        _rows_of_used(addresses, 14),
     )
 
 
@@ -105,15 +105,15 @@ def _workspace_at(addresses):
     return Workspace(
         places_at(addresses, 0),
         _ballot_at(addresses),
-        bundle.int32s(addresses, 14),
         bundle.int32s(addresses, 15),
-        bundle.float32s(addresses, 16),
-        bundle.uint8s(addresses, 17),
-        bundle.int32s(addresses, 18),
-        bundle.float64s(addresses, 19),
-        bundle.int32s(addresses, 20),
-        bundle.float64s(addresses, 21),
-        _rows_of_three(addresses, 22),
+        bundle.int32s(addresses, 16),
+        bundle.float32s(addresses, 17),
+        bundle.uint8s(addresses, 18),
+        bundle.int32s(addresses, 19),
+        bundle.float64s(addresses, 20),
+        bundle.int32s(addresses, 21),
+        bundle.float64s(addresses, 22),
+        _rows_of_three(addresses, 23),
     )
 
 
@@ -212,6 +212,19 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
         places.proposed[n] = proposal.follow(draft[0], draft[1], places.proposed[parent + 1], token)
         n_open = _expand(knowledge, work, draft, enabled, n - 1, n_open, room, floor, min_prob)
     return n
+
+
+@kernel(allocates=False)
+def certainty(session, namespace, drafter, workspace, proposed, enabled):
+    """How probable the likeliest next token is by what is known now: whether a slower source is worth asking."""
+    knowledge, state, ballot = knowledge_at(session, namespace, drafter), state_at(session), _ballot_at(workspace)
+    ballot.header[4] += 1
+    blend.gather(knowledge, state, 0, ballot, _proposal_at(proposed), enabled, _most_candidates(knowledge))
+    blend.score(knowledge.model, ballot)
+    best = 0.0
+    for row in range(ballot.header[0]):
+        best = max(best, ballot.scores[row])
+    return best
 
 
 @kernel(allocates=False)

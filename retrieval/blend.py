@@ -28,7 +28,7 @@ from redraft.retrieval.exponential import exponential
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.knowledge import CURSOR
 from redraft.retrieval.model import BIAS, RATE, STRENGTH, TRIALS
-from redraft.retrieval.sources import contexts, copy_pointer, corpus, proposal, recycling, track_record
+from redraft.retrieval.sources import contexts, copy_pointer, corpus, dense, proposal, recycling, track_record
 
 WEIGHT_RATE = 0.003
 BIAS_RATE = 0.05
@@ -51,6 +51,7 @@ SESSION_POINTER, MEMORY_POINTER = 0, 3
 def copy_place(source, target):
     """Place 0 of `target` becomes place 0 of `source`, but for the caller's draft."""
     target.filled[0], target.now[0] = source.filled[0], source.now[0]
+    target.following[0] = source.following[0]
     for column in range(pt.MAX_CONTEXT):
         target.windows[0, column] = source.windows[0, column]
     for column in range(6):
@@ -67,6 +68,12 @@ def advance(knowledge, places, source, target, token):
         windows[target, back] = windows[source, back - 1]
     windows[target, 0] = token
     places.filled[target] = min(places.filled[source] + 1, pt.MAX_CONTEXT)
+    if places.following[source]:
+        places.following[target] = dense.still_followed(
+            knowledge.neighbours, places.following[source], places.now[source], token
+        )
+    else:
+        places.following[target] = 0
     places.now[target] = places.now[source] + 1
     for column in range(6):
         places.pointers[target, column] = places.pointers[source, column]
@@ -133,6 +140,16 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
     if _uses(enabled, _CORPUS):  # corpus indexes
         corpus_total, corpus_distinct, corpus_length = corpus.add_corpora(ballot, knowledge, places, place)
 
+    store_similarity, store_depth = np.float32(-1.0), np.int64(0)
+    own_similarity, own_depth = np.float32(-1.0), np.int64(0)
+    if places.following[place]:  # neighbours of the target's state; there are none where these sources are not enabled
+        store_similarity, store_depth = dense.add_followed(
+            ballot, knowledge.neighbours, places.following[place], places.now[place], 0, ev.DENSE, ev.DENSE_CELLS
+        )
+        own_similarity, own_depth = dense.add_followed(
+            ballot, knowledge.neighbours, places.following[place], places.now[place], 1, ev.RERANK, ev.RERANK_CELLS
+        )
+
     if _uses(enabled, _SKIP) and before_last >= 0:  # contexts that skip a token
         contexts.add_skips(ballot, knowledge.session, before_last, ev.SESSION_SKIP, ev.SESSION_SKIP_CELLS)
         contexts.add_skips(ballot, knowledge.memory, before_last, ev.MEMORY_SKIP, ev.MEMORY_SKIP_CELLS)
@@ -151,6 +168,12 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
     if corpus_total > 0:
         cell = ev.absent_cell(ev.CORPUS_ABSENT_CELLS, corpus_length, corpus_total, corpus_distinct)
         contexts.mark_absent(ballot, ev.CORPUS_FIRST, cell)
+    if store_similarity >= 0:
+        cell = ev.dense_absent_cell(ev.DENSE_ABSENT_CELLS, store_similarity, store_depth)
+        contexts.mark_absent(ballot, ev.DENSE, cell)
+    if own_similarity >= 0:
+        cell = ev.dense_absent_cell(ev.RERANK_ABSENT_CELLS, own_similarity, own_depth)
+        contexts.mark_absent(ballot, ev.RERANK, cell)
     if _uses(enabled, _SESSION):
         contexts.add_ages(ballot, knowledge.session, places.now[place], last, before_last)
     track_record.add_track_records(ballot, last)

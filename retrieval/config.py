@@ -18,6 +18,8 @@ class DraftConfig:
         max_nodes: draft budget, the most nodes in one tree (1 to 512).
         min_prob: a node is drafted only if its estimated path probability reaches this (0 = fill the budget).
         memory_tokens: how many tokens of earlier outputs a namespace remembers; the oldest unused go first. 0 = none.
+        dense_keys: how many hidden states of its outputs a namespace keeps for dense retrieval, 256 bytes each; the oldest
+            outputs go first. 0 = none. Without a dense index there are none.
         tokenizer_fingerprint: what an index must have been built with; None skips the check.
         disabled: names of sources to leave out (`Source.NAMES`), for ablations.
     """
@@ -26,6 +28,7 @@ class DraftConfig:
     max_nodes: int = 32
     min_prob: float = 0.0
     memory_tokens: int = 2_000_000
+    dense_keys: int = 65_536
     tokenizer_fingerprint: str | None = None
     disabled: frozenset[str] = frozenset()
 
@@ -38,6 +41,8 @@ class DraftConfig:
             raise ValueError(f"min_prob: wanted 0 <= min_prob < 1, got {self.min_prob}")
         if not 0 <= self.memory_tokens <= 2**30:
             raise ValueError(f"memory_tokens: wanted 0..1073741824, got {self.memory_tokens}")
+        if not 0 <= self.dense_keys <= 2**30:
+            raise ValueError(f"dense_keys: wanted 0..1073741824, got {self.dense_keys}")
         unknown = sorted({self.disabled} if isinstance(self.disabled, str) else set(self.disabled) - set(Source.NAMES))
         if unknown:
             raise ValueError(f"disabled: wanted a set of names out of {', '.join(Source.NAMES)}, got {unknown}")

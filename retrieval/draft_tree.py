@@ -6,6 +6,7 @@ out of the kernels and goes into the verifier, and whoever receives one from out
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +29,10 @@ class Source:
     CALLER = 7
     NGRAM = 8
     DENSE = 9
-    NAMES = ("session", "memory", "corpus", "pointer", "recycling", "skip", "frequent", "caller", "ngram", "dense")
+    RERANK = 10
+    NAMES = (
+        "session", "memory", "corpus", "pointer", "recycling", "skip", "frequent", "caller", "ngram", "dense", "rerank",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +96,16 @@ class DraftTree:
             node = int(self.parents[node])
         return np.array(path[::-1], np.int32)
 
-    def provenance(self) -> list[Occurrence | None]:
-        """Where in a corpus each node that an index proposed comes from; None for all other nodes.
+    def provenance(self, among: Iterable[int] | None = None) -> list[Occurrence | None]:
+        """Where in a corpus each node that an index, or a dense index, proposed comes from; None for all other nodes.
 
         Looked up now, in the indexes that were open when the tree was drafted (by a server: that are open now). Takes
-        some microseconds for each node.
+        some microseconds for each node. `among`: only these nodes are looked up (default: all).
         """
         places: list[Occurrence | None] = [None] * len(self)
-        nodes = np.flatnonzero(self.sources == Source.CORPUS).tolist()
+        nodes = np.flatnonzero(np.isin(self.sources, (Source.CORPUS, Source.DENSE))).tolist()
+        if among is not None:
+            nodes = [node for node in among if node in set(nodes)]
         if self.origin is not None and nodes:
             wanted = passages(self.origin.context, self.tokens, self.parents, nodes)
             for node, place in zip(nodes, self.origin.locate(wanted)):

@@ -12,12 +12,14 @@ import numpy as np
 
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
+from redraft.retrieval.dense_index import DenseIndex, open_dense
 from redraft.retrieval.draft_tree import DraftTree, Source
-from redraft.retrieval.index_directory import warm_lookups
+from redraft.retrieval.index_directory import CorpusIndex, warm_lookups
 from redraft.retrieval.namespace import Namespace
 from redraft.retrieval.open_indexes import OpenIndexes
 from redraft.retrieval.provenance import Occurrence
 from redraft.retrieval.session import Session
+from redraft.retrieval.state_map import StateMap, StateOrigin
 from redraft.retrieval.token_recycling import new_table
 from redraft.retrieval.tokens import as_tokens
 
@@ -32,14 +34,16 @@ class Drafter:
         indexes: corpus indexes, or directories that hold several (the shards of one corpus); at most 8 altogether. The
             successors of all are candidates; the first index that names a token gives it its evidence.
         successors: the target model's own successor table (`redraft index build-successors`).
+        dense: a dense index of the target model (`redraft index build-dense`); commits may then bring hidden states.
     Raises IndexFormatError for an index that cannot be used, ValueError for too many.
     """
 
-    def __init__(self, config: DraftConfig | None = None, indexes=(), successors=None):
+    def __init__(self, config: DraftConfig | None = None, indexes=(), successors=None, dense=None):
         self.config = config or DraftConfig()
         self.no_recycling = new_table(0)
         self.enabled = sum(1 << i for i, name in enumerate(Source.NAMES) if name not in self.config.disabled)
         self.indexes = OpenIndexes()
+        self.dense: DenseIndex | None = None
         self._indexes_lock = threading.Lock()
         self._namespaces: dict[str, Namespace] = {}
         self._sessions: dict[int, Session] = {}
@@ -49,6 +53,8 @@ class Drafter:
             self.load_index(path)
         if successors is not None:
             self.load_successors(successors)
+        if dense is not None:
+            self.load_dense(dense)
 
     # --- sessions ----------------------------------------------------------------------------------------------------
     def open(self, prompt_ids=(), namespace: str = "default") -> Session:
@@ -84,7 +90,7 @@ class Drafter:
     def _namespace(self, name: str) -> Namespace:
         with self._lock:
             if name not in self._namespaces:
-                self._namespaces[name] = Namespace(name, self.config.memory_tokens)
+                self._namespaces[name] = Namespace(name, self.config.memory_tokens, self.config.dense_keys)
             return self._namespaces[name]
 
     def forget(self, namespace: str, session_id: int | None = None) -> bool:
@@ -98,6 +104,7 @@ class Drafter:
             return True
         with found.lock:
             forgotten = found.memory.forget(session_id)
+            forgotten |= found.dense.forget(session_id)
             found.publish()
             return forgotten
 
@@ -132,13 +139,48 @@ class Drafter:
                 path, tokenizer_fingerprint=self.config.tokenizer_fingerprint, vocab_size=self.config.vocab_size
             )
 
+    def load_dense(self, path) -> None:
+        """Open a dense index, in place of one there is; sessions ask it from their next step.
+
+        Raises IndexFormatError if it cannot be used, MissingExtraError without FAISS, ValueError while states of another map
+        may be kept: a drafter that has had a dense index takes none but its new versions.
+        """
+        with self._indexes_lock:
+            found = open_dense(
+                path, tokenizer_fingerprint=self.config.tokenizer_fingerprint, vocab_size=self.config.vocab_size
+            )
+            if self.dense is not None and found.map.digest != self.dense.map.digest:
+                raise ValueError(
+                    f"{path}: its map has digest {found.map.digest[:12]}, states kept so far were projected with"
+                    f" {self.dense.map.digest[:12]} ({self.dense.path}): begin a new drafter"
+                )
+            self.indexes.check_fits(found)
+            self.dense = found
+
+    @property
+    def dense_corpus(self) -> CorpusIndex | None:
+        """The corpus that the dense index is of."""
+        return self.dense.corpus if self.dense is not None else None
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers in a projected hidden state that commits may bring; 0: there is no dense index, and they may bring none."""
+        return self.dense.map.dimension if self.dense is not None else 0
+
+    @property
+    def states(self) -> tuple[StateMap, StateOrigin] | None:
+        """How hidden states that commits bring are to be projected, and whose they must be; None: none are taken."""
+        dense = self.dense
+        return (dense.map, dense.origin) if dense is not None else None
+
     def locate(self, passages) -> list[Occurrence | None]:
         """Where passages occur in the indexes that are open now; see `DraftTree.provenance`, which is the way to ask.
 
         passages: int32-like[n] each, the token in question last. Raises ValueError and TypeError for bad ids.
         """
         vocab_size = self.config.vocab_size
-        return self.indexes.locate([np.array(as_tokens(passage, vocab_size, what="passages")) for passage in passages])
+        passages = [np.array(as_tokens(passage, vocab_size, what="passages")) for passage in passages]
+        return self.indexes.locate(passages, self.dense_corpus)
 
     # --- life --------------------------------------------------------------------------------------------------------
     def warmup(self) -> None:
@@ -149,6 +191,7 @@ class Drafter:
                 for _ in range(12):
                     session.commit([1, 2, 3, 4, 5, 6, 0, 1], Candidates.checked([1], [0], [[2, 3]], [[0.5, 0.2]]))
                     session.draft(proposal=[2, 3])
+                session.certainty()
                 session.truncate(20)
         warm_lookups()
         other._namespaces["default"].memory.refresh_frequent()
@@ -161,6 +204,7 @@ class Drafter:
         with self._indexes_lock:
             for path in self.index_paths:
                 self.indexes = self.indexes.without(path)
+            self.dense = None
 
     def __enter__(self) -> Drafter:
         return self

@@ -40,15 +40,19 @@ MAX_CORPORA = 8  # indexes asked at once
     RECYCLED,  # by the last token
     SUCCESSOR_TABLE,  # the model's own static table
     CALLER,
+    DENSE,  # neighbours of the target's state in a dense index or the namespace's dense memory
+    RERANK,  # in the session's own text: which of several matches is like this moment
     AGE,  # this and the following name no candidates
     TRACK_RECORD,  # how often this very token was right where it was a candidate
     TRACK_RECORD_PAIR,  # the same after the last token
     N_SLOTS,
-) = range(19)
+) = range(21)
 
 # Which kind of evidence names a candidate: chooses the weights it is judged by.
-BY_SESSION, BY_MEMORY, BY_CORPUS, BY_POINTER, BY_SKIP, BY_RECYCLING, BY_CALLER = (1 << i for i in range(7))
-N_SETS = 1 << 7
+BY_SESSION, BY_MEMORY, BY_CORPUS, BY_POINTER, BY_SKIP, BY_RECYCLING, BY_CALLER, BY_DENSE = (
+    1 << i for i in range(8)
+)
+N_SETS = 1 << 8
 N_SITUATIONS = 6 * 6 * 3  # lengths of the longest matches in session, memory and corpora
 
 # slot that can name a candidate -> Source id reported for a node
@@ -57,6 +61,7 @@ SLOT_SOURCE = np.array(
         Source.SESSION, Source.SESSION, Source.MEMORY, Source.MEMORY, Source.CORPUS, Source.CORPUS,
         Source.POINTER, Source.POINTER, Source.SKIP, Source.SKIP, Source.FREQUENT,
         Source.RECYCLING, Source.RECYCLING, Source.RECYCLING, Source.CALLER,
+        Source.DENSE, Source.RERANK,
     ],
     np.uint8,
 )  # fmt: skip
@@ -74,6 +79,9 @@ _FREQUENT_CELLS = 16
 _AGE_CELLS = 16 * 2 * 2
 _RECYCLED_CELLS = 8 * 8
 _CALLER_CELLS = 8 * 8 * 2
+N_SIMILARITIES, N_SHARES, N_DEPTHS, N_CONFIDENCES = 7, 5, 4, 3
+_DENSE_CELLS = N_SIMILARITIES * N_SHARES * N_DEPTHS * N_CONFIDENCES
+_DENSE_ABSENT_CELLS = N_SIMILARITIES * N_DEPTHS
 TRACK_RECORD_BITS, TRACK_RECORD_PAIR_BITS = 13, 15
 
 _sizes = [1]  # cell 0 is "no evidence": it weighs nothing and learns nothing
@@ -88,12 +96,14 @@ def _cells(size: int) -> int:
 SESSION_FIRST_CELLS, MEMORY_FIRST_CELLS, CORPUS_FIRST_CELLS = (_cells(_FIRST_CELLS) for _ in range(3))
 SESSION_NEXT_CELLS, MEMORY_NEXT_CELLS, CORPUS_NEXT_CELLS = (_cells(_NEXT_CELLS) for _ in range(3))
 SESSION_ABSENT_CELLS, MEMORY_ABSENT_CELLS, CORPUS_ABSENT_CELLS = (_cells(_ABSENT_CELLS) for _ in range(3))
+DENSE_ABSENT_CELLS, RERANK_ABSENT_CELLS = (_cells(_DENSE_ABSENT_CELLS) for _ in range(2))
 SESSION_POINTER_CELLS, MEMORY_POINTER_CELLS = (_cells(_POINTER_CELLS) for _ in range(2))
 SESSION_SKIP_CELLS, MEMORY_SKIP_CELLS = (_cells(_SKIP_CELLS) for _ in range(2))
 FREQUENT_CELLS = _cells(_FREQUENT_CELLS)
 AGE_CELLS = _cells(_AGE_CELLS)
 RECYCLED_PAIR_CELLS, RECYCLED_CELLS, SUCCESSOR_TABLE_CELLS = (_cells(_RECYCLED_CELLS) for _ in range(3))
 CALLER_CELLS = _cells(_CALLER_CELLS)
+DENSE_CELLS, RERANK_CELLS = (_cells(_DENSE_CELLS) for _ in range(2))
 TRACK_RECORD_CELLS = _cells(1 << TRACK_RECORD_BITS)
 TRACK_RECORD_PAIR_CELLS = _cells(1 << TRACK_RECORD_PAIR_BITS)
 N_CELLS = sum(_sizes)
@@ -274,3 +284,33 @@ def run_bucket(run):
     if run <= 8:
         return 3 if run <= 4 else 4
     return 5 if run <= 16 else 6 if run <= 40 else 7
+
+
+@inner(inline=False)
+def similarity_bucket(similarity):
+    """Edges .2, .35, .5, .65, .8, .9."""
+    if similarity < 0.5:
+        return 0 if similarity < 0.2 else (1 if similarity < 0.35 else 2)
+    if similarity < 0.8:
+        return 3 if similarity < 0.65 else 4
+    return 5 if similarity < 0.9 else 6
+
+
+@inner(inline=False)
+def depth_bucket(depth):
+    """Tokens followed since the search: 0, 1-2, 3-6, 7+."""
+    if depth <= 2:
+        return 0 if depth == 0 else 1
+    return 2 if depth <= 6 else 3
+
+
+@inner(inline=False)
+def dense_cell(base, similarity, share, depth, confidence):
+    shares = 0 if share < 0.15 else 1 if share < 0.35 else 2 if share < 0.65 else 3 if share < 0.95 else 4
+    bucket = (similarity_bucket(similarity) * N_SHARES + shares) * N_DEPTHS + depth_bucket(depth)
+    return base + bucket * N_CONFIDENCES + confidence
+
+
+@inner(inline=False)
+def dense_absent_cell(base, similarity, depth):
+    return base + similarity_bucket(similarity) * N_DEPTHS + depth_bucket(depth)

@@ -17,6 +17,7 @@ from redraft.retrieval.bundle import Bundle
 from redraft.retrieval.frozen_automaton import EDGE_COLUMNS, STATE_COLUMNS, FrozenAutomaton
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.model import CELL_COLUMNS, Model
+from redraft.retrieval.neighbours import LENGTH, Neighbours
 from redraft.retrieval.suffix_array import SuffixArray
 from redraft.retrieval.token_recycling import WIDTH, RecyclingTable
 
@@ -36,12 +37,13 @@ _cells, _weights = bundle.float32_rows(CELL_COLUMNS), bundle.float32_rows(ev.N_S
 _states, _edges = bundle.int32_rows(STATE_COLUMNS), bundle.int32_rows(EDGE_COLUMNS)
 _windows, _cursors = bundle.int32_rows(pt.MAX_CONTEXT), bundle.int64_rows(CURSOR * ev.MAX_CORPORA)
 _pointers = bundle.int64_rows(6)
+_continuations = bundle.int32_rows(LENGTH)
 
 
 class Knowledge(NamedTuple):
     """session, memory: PrefixTrie; frequent: int32[16], -1 = end; recycled, recycled_base: RecyclingTable of the
     session and of the namespace; successor_ids: int32[V, 8], successor_probs: float32[V, 8] (V = 0: no table);
-    model: Model; corpora: the drafter's addresses; kinds: int64[number of corpora]."""
+    neighbours: of the target's state; model: Model; corpora: the drafter's addresses; kinds: int64[number of corpora]."""
 
     session: pt.PrefixTrie
     memory: pt.PrefixTrie
@@ -50,6 +52,7 @@ class Knowledge(NamedTuple):
     recycled_base: RecyclingTable
     successor_ids: np.ndarray
     successor_probs: np.ndarray
+    neighbours: Neighbours
     model: Model
     corpora: np.ndarray
     kinds: np.ndarray
@@ -60,7 +63,8 @@ class Places(NamedTuple):
 
     windows: int32[n, 8]  last tokens, newest first; filled: int32[n]  how many are valid;
     pointers: int64[n, 6]  copy pointers of session and memory; cursors: int64[n, 24]  in each corpus index;
-    proposed: int32[n]  node of the caller's draft (-1 its root, -2 none); now: int64[n]  tokens so far;
+    proposed: int32[n]  node of the caller's draft (-1 its root, -2 none);
+    following: int32[n]  neighbours of the target's state that agree so far, as bits; now: int64[n]  tokens so far;
     path: int32[16]  buffer for look-ups.
     """
 
@@ -69,6 +73,7 @@ class Places(NamedTuple):
     pointers: np.ndarray
     cursors: np.ndarray
     proposed: np.ndarray
+    following: np.ndarray
     now: np.ndarray
     path: np.ndarray
 
@@ -81,6 +86,7 @@ def new_places(n: int) -> Places:
         np.zeros((n, 6), np.int64),
         np.zeros((n, CURSOR * ev.MAX_CORPORA), np.int64),
         np.full(n, -2, np.int32),
+        np.zeros(n, np.int32),
         np.zeros(n, np.int64),
         np.zeros(PATH, np.int32),
     )
@@ -88,8 +94,8 @@ def new_places(n: int) -> Places:
     return places
 
 
-def session_bundle(trie: pt.PrefixTrie, recycled: RecyclingTable, state: Places) -> Bundle:
-    return Bundle([*trie, *recycled, *state])
+def session_bundle(trie: pt.PrefixTrie, recycled: RecyclingTable, state: Places, neighbours: Neighbours) -> Bundle:
+    return Bundle([*trie, *recycled, *state, *neighbours])
 
 
 def namespace_bundle(trie: pt.PrefixTrie, frequent: np.ndarray, recycled: RecyclingTable, model: Model) -> Bundle:
@@ -137,8 +143,19 @@ def places_at(addresses, i):
         _pointers(addresses, i + 2),
         _cursors(addresses, i + 3),
         bundle.int32s(addresses, i + 4),
-        bundle.int64s(addresses, i + 5),
-        bundle.int32s(addresses, i + 6),
+        bundle.int32s(addresses, i + 5),
+        bundle.int64s(addresses, i + 6),
+        bundle.int32s(addresses, i + 7),
+    )
+
+
+@inner
+def neighbours_at(addresses, i):
+    return Neighbours(
+        _continuations(addresses, i),
+        bundle.float32s(addresses, i + 1),
+        bundle.float32s(addresses, i + 2),
+        bundle.int64s(addresses, i + 3),
     )
 
 
@@ -159,6 +176,7 @@ def knowledge_at(session, namespace, drafter):
         recycling_at(namespace, 8),
         _rows_of_ids(drafter, 0),
         _rows_of_probs(drafter, 1),
+        neighbours_at(session, 20),
         Model(_cells(namespace, 13), _weights(namespace, 14)),
         drafter,
         bundle.int64s(drafter, 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from redraft.retrieval.bundle import Bundle
+from redraft.retrieval.dense_memory import DenseMemory
 from redraft.retrieval.knowledge import namespace_bundle
 from redraft.retrieval.memory import Memory
 from redraft.retrieval.model import new_model
@@ -24,12 +25,14 @@ class Namespace:
 
     Attributes:
         bundle: the arrays as kernels take them.
+        dense: DenseMemory, the target's states of the outputs remembered; empty without a dense index.
     """
 
-    def __init__(self, name: str, memory_tokens: int):
+    def __init__(self, name: str, memory_tokens: int, dense_keys: int):
         self.name = name
         self.lock = threading.Lock()
         self.memory = Memory(memory_tokens)
+        self.dense = DenseMemory(dense_keys)
         self._begin()
 
     def _begin(self) -> None:
@@ -53,4 +56,5 @@ class Namespace:
         """Forget all texts and opinions. What was learned of how far sources can be trusted goes too."""
         with self.lock:
             self.memory.clear()
+            self.dense.clear()
             self._begin()

@@ -170,6 +170,7 @@ class NgramDrafter:
     """
 
     index_paths: tuple[str, ...] = ()
+    states = None
 
     def __init__(
         self, config: DraftConfig | None = None, *, chain: int = 10, max_match: int = 8, min_match: int = 1

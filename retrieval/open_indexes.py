@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from redraft.retrieval.dense_index import DenseIndex
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.evidence import MAX_CORPORA
 from redraft.retrieval.index_directory import CorpusIndex, open_indexes
@@ -74,23 +75,32 @@ class OpenIndexes:
             raise KeyError(f"no index {path} is open; open are: {', '.join(self._opened) or 'none'}")
         return OpenIndexes(self.successors, {other: found for other, found in self._opened.items() if other != path})
 
-    def locate(self, passages: Sequence[np.ndarray]) -> list[Occurrence | None]:
+    def check_fits(self, index: DenseIndex) -> None:
+        """Raise IndexFormatError unless `index` can be used beside these."""
+        _check_fits(index, [*self.indexes, *self._table()])
+
+    def locate(self, passages: Sequence[np.ndarray], more: CorpusIndex | None = None) -> list[Occurrence | None]:
         """For each passage (int32[n]) the first place of its longest suffix, of two tokens or more, that occurs.
 
-        The place is that of its last token. Of several indexes that hold an equally long one, the first is named.
+        The place is that of its last token. Of several indexes that hold an equally long one, the first is named; `more`
+        is one more, asked last.
         """
-        return [self._locate(passage) for passage in passages]
-
-    def _locate(self, passage: np.ndarray) -> Occurrence | None:
-        longest, place = 1, None
-        for index in self.indexes if len(passage) > longest else ():
-            position, length = index.first_occurrence(passage)
-            if length > longest:
-                longest, place = length, Occurrence(str(index.path), *index.locate(position))
-        return place
+        indexes = self.indexes if more is None else (*self.indexes, more)
+        return [_locate(indexes, passage) for passage in passages]
 
 
-def _check_fits(index: CorpusIndex | SuccessorTable, beside: Sequence[CorpusIndex | SuccessorTable]) -> None:
+def _locate(indexes: Sequence[CorpusIndex], passage: np.ndarray) -> Occurrence | None:
+    longest, place = 1, None
+    for index in indexes if len(passage) > longest else ():
+        position, length = index.first_occurrence(passage)
+        if length > longest:
+            longest, place = length, Occurrence(str(index.path), *index.locate(position))
+    return place
+
+
+def _check_fits(
+    index: CorpusIndex | SuccessorTable | DenseIndex, beside: Sequence[CorpusIndex | SuccessorTable]
+) -> None:
     """Indexes made with different tokenizers cannot be used together: the ids of one mean nothing in the other."""
     ours = index.manifest["tokenizer"]
     for other in beside:

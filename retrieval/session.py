@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ from redraft.retrieval import best_first
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.blend import MEMORY_POINTER
 from redraft.retrieval.candidates import Candidates
+from redraft.retrieval.dense_search import SURE, DenseSearch, checked_states
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.errors import SessionClosedError
 from redraft.retrieval.knowledge import new_places, session_bundle
+from redraft.retrieval.neighbours import CURSORS, new_neighbours
 from redraft.retrieval.provenance import PASSAGE_TOKENS, Origin
 from redraft.retrieval.token_recycling import learn_rows, new_table
 from redraft.retrieval.tokens import as_count, as_probability, as_tokens
@@ -27,6 +30,8 @@ __all__ = ["Session"]
 RECYCLED_ROWS = 4096  # of the target's opinions kept per session
 PROMPT_TAIL = 4  # tokens of the prompt remembered with the output, so that openings are remembered, too
 _NO_DRAFT = best_first.proposal_bundle(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+_NO_NEIGHBOURS = new_neighbours()
+_OWN_COLUMNS, _STORE_COLUMNS = ((1 << CURSORS) - 1) << CURSORS, (1 << CURSORS) - 1
 _local = threading.local()
 
 
@@ -67,6 +72,7 @@ class Session:
         self._prompt_length = len(prompt)
         self._recycled = drafter.no_recycling
         self._proposal = _NO_DRAFT
+        self._dense: DenseSearch | None = None  # made when the target first sends its state
         self._take_prompt(prompt)
 
     @property
@@ -93,7 +99,8 @@ class Session:
 
     def _describe(self) -> None:
         """Describe the arrays of this session anew, some of which have been replaced."""
-        self._bundle = session_bundle(self._trie, self._recycled, self._state)
+        neighbours = self._dense.neighbours if self._dense is not None else _NO_NEIGHBOURS
+        self._bundle = session_bundle(self._trie, self._recycled, self._state, neighbours)
 
     def _follow(self, tokens: np.ndarray) -> None:
         namespace = self._namespace.bundle
@@ -130,6 +137,8 @@ class Session:
             if max_nodes == 0:
                 return DraftTree.empty()
             work, addresses = _workspace()
+            if self._dense is not None and self._dense.waiting:
+                self._search()
             namespace = self._namespace.bundle
             n = best_first.draft_tree(
                 self._bundle.addresses, namespace.addresses, self._indexes.bundle.addresses, addresses,
@@ -140,12 +149,38 @@ class Session:
                 self._origin(),
             )  # fmt: skip
 
+    def certainty(self) -> float:
+        """How probable the likeliest next token is by what is known now, without asking anything slow."""
+        _, addresses = _workspace()
+        return best_first.certainty(
+            self._bundle.addresses, self._namespace.bundle.addresses, self._indexes.bundle.addresses, addresses,
+            self._proposal.addresses, self._drafter.enabled,
+        )  # fmt: skip
+
+    def _search(self) -> None:
+        """Ask with the target's state: the session's own text always, stores where nothing else is sure."""
+        dense, enabled = self._dense, self._drafter.enabled
+        text = self._trie.text[: self.length]
+        if enabled >> Source.RERANK & 1:
+            self._follow_neighbours(True, dense.own(text))
+        stores = self._drafter.dense, self._namespace.dense
+        there_are_any = enabled >> Source.DENSE & 1 and (stores[0] is not None or len(stores[1]))
+        if there_are_any and self.certainty() < SURE:
+            self._follow_neighbours(False, dense.stores(text, *stores))
+        dense.forget_key()
+
+    def _follow_neighbours(self, own: bool, columns: int) -> None:
+        """From now on follow these columns of the neighbours, in place of those that the last search of the kind found."""
+        others = _STORE_COLUMNS if own else _OWN_COLUMNS
+        self._state.following[0] = int(self._state.following[0]) & others | columns
+
     def _origin(self) -> Origin | None:
         """What the tree's provenance can be found from."""
-        if not self._indexes.indexes:
+        corpus = self._drafter.dense_corpus
+        if corpus is None and not self._indexes.indexes:
             return None
         context = self._state.windows[0, : min(self._state.filled[0], PASSAGE_TOKENS - 1)]
-        return Origin(context[::-1].copy(), self._indexes.locate)
+        return Origin(context[::-1].copy(), functools.partial(self._indexes.locate, more=corpus))
 
     def _propose(self, proposal) -> None:
         """Take the caller's draft for this step, to be drafted from and, at the next commit, learned from."""
@@ -168,19 +203,24 @@ class Session:
         Args:
             tokens: int32-like[n]; may be empty.
             candidates: the target's top-k at the positions it verified, for Token Recycling.
-            hidden: the target's projected hidden state; only with a dense index.
+            hidden: float32[d] or [m, d], the target's projected hidden states: row i is the one from which token i of
+                the text's last m tokens, these included, was chosen. Only with a dense index.
         Raises SessionClosedError, ValueError, TypeError; nothing is taken in then.
         """
         vocab_size = self._drafter.config.vocab_size
         tokens = np.array(as_tokens(tokens, vocab_size))
         if candidates is not None:
             candidates = _own_candidates(candidates, vocab_size)
-        if hidden is not None:
-            raise ValueError("hidden: this drafter has no dense index that could be asked with a hidden state")
         with self._lock:
             self._ready()
+            if hidden is not None:
+                hidden = checked_states(hidden, self._drafter.hidden_size, self.length + len(tokens) - 1)
             with self._namespace.lock:
                 self._learn(tokens)
+                if self._dense is not None:
+                    self._dense.forget_key()
+                if hidden is not None:
+                    self._take_states(hidden)
                 if candidates is not None:
                     self._recycle(candidates)
                 self._namespace.publish()
@@ -199,6 +239,12 @@ class Session:
         copied_from = self._state.pointers[0, MEMORY_POINTER]
         if copied_from >= 0:
             self._namespace.memory.touch(int(copied_from))
+
+    def _take_states(self, keys: np.ndarray) -> None:
+        if self._dense is None:
+            self._dense = DenseSearch(keys.shape[1])
+            self._describe()
+        self._dense.take(keys, self._trie.text[self.length - len(keys) : self.length], self.length)
 
     def _recycle(self, candidates: Candidates) -> None:
         self._namespace.ensure_recycling()
@@ -224,6 +270,8 @@ class Session:
             kept = self.tokens()[:length]
             self._prompt_length = min(self._prompt_length, length)
             self._proposal = _NO_DRAFT
+            if self._dense is not None:
+                self._dense.cut(length)
             self._take_prompt(kept)
 
     def close(self) -> None:
@@ -233,12 +281,16 @@ class Session:
                 return
             self._final_length = self.length
             self.closed = True
-            output = self._trie.text[max(self._prompt_length - PROMPT_TAIL, 0) : self._final_length]
+            begin = max(self._prompt_length - PROMPT_TAIL, 0)
+            output = self._trie.text[begin : self._final_length].copy()
             with self._namespace.lock:
-                self._namespace.memory.append(self.id, output.copy())
+                self._namespace.memory.append(self.id, output)
+                if self._dense is not None:
+                    keys, positions = self._dense.ring.since(self._prompt_length)
+                    self._namespace.dense.append(self.id, output, keys, positions - begin)
                 self._namespace.publish()
             self._drafter.discard(self)
-            del self._trie, self._state, self._bundle, self._indexes
+            del self._trie, self._state, self._bundle, self._indexes, self._dense
 
     def __enter__(self) -> Session:
         return self

@@ -87,7 +87,8 @@ class DraftingService(rpc.DraftingServiceServicer):
             max_sessions=self.table.max_sessions,
             open_sessions=len(self.table),
             idle_seconds=self.table.idle_seconds,
-            hidden_size=getattr(self.drafter, "hidden_size", 0),
+            hidden_size=self.drafter.hidden_size,
+            state_map=_state_map(self.drafter.states),
         )
 
     async def Locate(self, request, context):
@@ -166,6 +167,14 @@ class DraftingService(rpc.DraftingServiceServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is still opening indexes and compiling")
         if self._draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+
+
+def _state_map(states) -> pb.StateMap | None:
+    """What `Drafter.states` says, as a message."""
+    if states is None:
+        return None
+    state_map, origin = states
+    return pb.StateMap(numbers=state_map.packed().tobytes(), width=state_map.width, **origin._asdict())
 
 
 def _close_all(sessions: list[HeldSession]) -> None:

@@ -26,6 +26,9 @@ __all__ = ["Activity", "StepError", "answer", "close_quietly", "expected_microse
 _log = logging.getLogger("redraft.server")
 
 
+SEARCH_MICROSECONDS = 500.0  # what a state asks for may take, on a bad day: so it is done beside the event loop
+
+
 class StepError(Exception):
     """A step that cannot be done; `code` is a SessionErrorCode."""
 
@@ -70,7 +73,7 @@ def expected_microseconds(stream: StreamSessions, steps) -> float:
     expected = 40.0 * len(steps)
     for session_id, action, fields in steps:
         if action == "commit":
-            expected += 1.5 * (len(fields.tokens) // 4)
+            expected += 1.5 * (len(fields.tokens) // 4) + (SEARCH_MICROSECONDS if fields.hidden else 0.0)
         elif action == "open":
             expected += 0.3 * (len(fields.prompt) // 4)
         elif action == "truncate":  # builds the session anew
@@ -137,7 +140,7 @@ def _commit(drafter, stream: StreamSessions, session_id: int, fields, reply, act
             f"the commit starts at {fields.start} and {kind}, the session has {session.length} tokens",
         )
     candidates = _candidates(fields.candidates) if fields.HasField("candidates") else None
-    hidden = unpack_float32(fields.hidden, "hidden") if fields.hidden else None
+    hidden = _hidden(fields.hidden, drafter.hidden_size) if fields.hidden else None
     session.commit(tokens, candidates, hidden)
     activity.committed_tokens += len(tokens)
 
@@ -186,6 +189,14 @@ def _session(stream: StreamSessions, session_id: int):
         raise StepError(pb.SESSION_ERROR_CODE_UNKNOWN_SESSION, str(SessionClosedError("closed by the server")))
     held.last_used = stream.table.clock()
     return held.session
+
+
+def _hidden(data: bytes, size: int) -> np.ndarray:
+    """float32[m, size]; the drafter's session checks what is in it, and refuses all where size is 0."""
+    hidden = unpack_float32(data, "hidden")
+    if size and len(hidden) % size:
+        raise ValueError(f"hidden: wanted a multiple of {size} numbers, got {len(hidden)}")
+    return hidden.reshape(-1, size) if size else hidden
 
 
 def _candidates(fields) -> Candidates:

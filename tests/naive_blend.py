@@ -15,6 +15,7 @@ from naive_recycling import NaiveRecycling
 from redraft.retrieval import blend, model, namespace, session
 from redraft.retrieval import evidence as ev
 from redraft.retrieval.draft_tree import Source
+from redraft.retrieval.neighbours import CONFIDENCE_EDGES, CURSORS, LENGTH, SHARPNESS
 from redraft.retrieval.sources import contexts
 
 ALL_SOURCES = sum(1 << source for source in range(len(Source.NAMES)))
@@ -30,17 +31,25 @@ class NaiveNamespace:
 
 
 class Place:
-    """Where the sources stand after a text: the session's own, or a node of a draft tree."""
+    """Where the sources stand after a text: the session's own, or a node of a draft tree.
 
-    def __init__(self, text, pointers, proposed):
-        self.text, self.pointers, self.proposed = text, pointers, proposed
+    `neighbours`: for the stores' search and the session's own, (length of the text then, confidence bucket, [(similarity,
+    continuation)] of those that agree so far).
+    """
+
+    def __init__(self, text, pointers, proposed, neighbours=((0, 0, []), (0, 0, []))):
+        self.text, self.pointers, self.proposed, self.neighbours = text, pointers, proposed, neighbours
 
     def after(self, token, proposal):
         """The place one token further on."""
         pointers = [pointer.copy() for pointer in self.pointers]
         for pointer in pointers:
             pointer.step(token)
-        return Place([*self.text, token], pointers, follow(proposal, self.proposed, token))
+        neighbours = [
+            (found, confidence, [(s, c) for s, c in left if c[len(self.text) - found :][:1] == [token]])
+            for found, confidence, left in self.neighbours
+        ]
+        return Place([*self.text, token], pointers, follow(proposal, self.proposed, token), neighbours)
 
 
 def follow(proposal, at, token):
@@ -91,6 +100,13 @@ class NaiveSession:
         self.proposal = proposal
         self.place.proposed = -1 if proposal else None
 
+    def find(self, own, neighbours, confidence):
+        """What a search with the target's state found, best first, is followed from here on."""
+        bucket = sum(confidence > edge for edge in CONFIDENCE_EDGES)
+        found = list(self.place.neighbours)
+        found[own] = len(self.place.text), bucket, [(s, list(c)[:LENGTH]) for s, c in neighbours[:CURSORS]]
+        self.place.neighbours = found
+
     def commit(self, tokens, candidates=None):
         """Learn `tokens`; returns what was said of each beforehand: [{token: (Evidence, probability)}]."""
         said = []
@@ -130,6 +146,12 @@ class NaiveSession:
                 self._add_pointer(ballot, memory, pointer, place.text, match, slots[2], cells[3])
         if self.uses(Source.RECYCLING):
             self._add_recycled(ballot, place.text)
+        for own, slot, cells, absent in (
+            (0, ev.DENSE, ev.DENSE_CELLS, ev.DENSE_ABSENT_CELLS),
+            (1, ev.RERANK, ev.RERANK_CELLS, ev.RERANK_ABSENT_CELLS),
+        ):
+            if (best := self._add_neighbours(ballot, place, own, slot, cells)) is not None:
+                matched.append((slot, ev.dense_absent_cell(absent, *best)))
         if self.uses(Source.SKIP):
             for memory, slot, base in (
                 (self.own, ev.SESSION_SKIP, ev.SESSION_SKIP_CELLS),
@@ -231,6 +253,22 @@ class NaiveSession:
                 if evidence is not None and slot not in evidence.cells:
                     evidence.cells[slot] = base + rank * 8 + ev.probability_bucket(prob)
                     evidence.named_by |= ev.BY_RECYCLING
+
+    @staticmethod
+    def _add_neighbours(ballot, place, own, slot, base):
+        """The next tokens of the neighbours; returns (greatest similarity, depth), None where none speaks."""
+        found, confidence, left = place.neighbours[own]
+        depth = len(place.text) - found
+        speaking = [(s, c[depth]) for s, c in left if depth < len(c)]
+        total = sum(math.exp(SHARPNESS * (s - 1)) for s, _ in speaking)
+        for similarity, token in speaking:
+            evidence = ballot.named(token)
+            if evidence is not None and slot not in evidence.cells:
+                share = sum(math.exp(SHARPNESS * (s - 1)) for s, t in speaking if t == token) / total
+                evidence.cells[slot] = ev.dense_cell(base, similarity, share, depth, confidence)
+                if not own:
+                    evidence.named_by |= ev.BY_DENSE
+        return (max(s for s, _ in speaking), depth) if speaking else None
 
     @staticmethod
     def _add_skips(ballot, memory, text, slot, base):

@@ -201,6 +201,7 @@ class ScriptedDrafter:
         self.log: list[tuple] = []
         self.index_paths: list[str] = []
         self.hidden_size = 2
+        self.states = None
         self.warm = threading.Event()
         self.closed = False
         self._warmup_seconds = warmup_seconds

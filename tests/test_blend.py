@@ -16,8 +16,10 @@ from redraft.retrieval import evidence as ev
 from redraft.retrieval import model
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
+from redraft.retrieval.dense_search import DenseSearch
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.drafter import Drafter
+from redraft.retrieval.neighbours import LENGTH, put
 
 
 def assert_same_evidence(found, ballot, scores):
@@ -37,7 +39,12 @@ def assert_same_model(learned, twin):
 def compare_places(engine, twin, rng, steps=3):
     """Compare at the end of the text and along one path that a draft could take."""
     probe = Probe(engine)
-    place = Place(list(twin.place.text), [pointer.copy() for pointer in twin.place.pointers], twin.place.proposed)
+    place = Place(
+        list(twin.place.text),
+        [pointer.copy() for pointer in twin.place.pointers],
+        twin.place.proposed,
+        twin.place.neighbours,
+    )
     for at in range(steps):
         for most in (6, ev.FEWER_CANDIDATES):
             ballot = twin.gather(place, most)
@@ -74,6 +81,24 @@ def random_candidates(rng, letters):
     return Candidates.checked(rng.integers(0, letters, m), rng.integers(-1, letters, m), ids, probs)
 
 
+def find_neighbours(rng, engine, twin, letters):
+    """What a search with the target's state might have found."""
+    if engine._dense is None:
+        engine._dense = DenseSearch(4)
+        engine._describe()
+    similarities = np.sort(rng.choice([0.1, 0.3, 0.45, 0.6, 0.7, 0.85, 0.95], int(rng.integers(0, 11))))[::-1]
+    text = twin.place.text
+    found = []
+    for similarity in similarities.tolist():
+        begin = int(rng.integers(0, len(text) + 1))
+        tokens = (text[begin:] if rng.random() < 0.5 else some_tokens(rng, letters, 40))[:LENGTH]
+        found.append((similarity, np.array(tokens, np.int32)))
+    own, confidence = bool(rng.integers(0, 2)), float(rng.random())
+    columns = put(engine._dense.neighbours, own, found, confidence, engine.length)
+    engine._follow_neighbours(own, columns)
+    twin.find(own, [(similarity, tokens.tolist()) for similarity, tokens in found], confidence)
+
+
 def live(rng, drafter, twin_namespace, letters, rounds, enabled=naive_blend.ALL_SOURCES):
     """Sessions come, write, hear what the twin hears, and go."""
     names, open_sessions, texts, learned = itertools.count(1), [], [], 0
@@ -90,6 +115,8 @@ def live(rng, drafter, twin_namespace, letters, rounds, enabled=naive_blend.ALL_
         if proposal or rng.random() < 0.5:  # otherwise the commit goes on with the proposal of before
             engine.draft(proposal=as_tree(proposal))
             twin.propose(proposal)
+        if rng.random() < 0.3:
+            find_neighbours(rng, engine, twin, letters)
         compare_places(engine, twin, rng)
         if texts and rng.random() < 0.5:  # goes on like an earlier text
             text = texts[int(rng.integers(0, len(texts)))]

@@ -114,7 +114,7 @@ def test_everything_reaches_the_drafter(client, drafter):
     assert remote.namespace == "tenant"
     assert remote.candidates[0].ids.tolist() == [[3, 4], [5, 6]]
     assert remote.candidates[0].probs.tolist() == [[0.5, 0.25], [0.5, 0.125]]
-    assert remote.hidden[0].tolist() == [0.5, -2.0]
+    assert remote.hidden[0].tolist() == [[0.5, -2.0]]
     assert remote.proposals[0].tolist() == [7, 8] and remote.proposals[1].parents.tolist() == [-1, -1]
     assert drafter.log[-1][2:] == (5, 0.25)
 
@@ -168,8 +168,12 @@ def test_the_callers_mistakes_raise_at_once(client, listen):
         good = Candidates.checked([1], [-1], [[2]], [[0.5]])
         with pytest.raises(ValueError, match=f"candidates.{name}"):
             session.commit([1], dataclasses.replace(good, **{name: array}))
-    with pytest.raises(ValueError, match="one-dimensional state"):
-        session.commit([1], hidden=np.zeros((2, 2)))
+    for hidden, message in (
+        (np.zeros((1, 2, 2)), r"wanted shape \[d\] or \[m, d\]"),
+        (np.full(2, np.nan), "NaN or infinity"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            session.commit([1], hidden=hidden)
     with pytest.raises(ValueError, match="length: wanted 0..1, got 2"):
         session.truncate(2)
     for arguments in ({"max_nodes": -1}, {"max_nodes": 513}, {"min_prob": 1.1}, {"proposal": [64]}):

@@ -376,7 +376,7 @@ def test_a_projection_is_the_map():
         hidden = model(torch.arange(3, 9)[None], output_hidden_states=True).hidden_states[-2]
         assert torch.equal(projection.tap.states, hidden)
         assert np.allclose(
-            projection.keys(0, np.array([1, 4])), state_map.project(hidden[0, [1, 4]].numpy()), atol=1e-6
+            projection.keys(0, 0, np.array([1, 4])), state_map.project(hidden[0, [1, 4]].numpy()), atol=1e-6
         )
     assert projection.tap.states is None
     assert states.state_width(model) == 48

@@ -89,7 +89,7 @@ def test_everything_a_step_carries_reaches_the_drafter(listen):
         assert session.namespace == "tenant"
         assert session.candidates[0].ids.tolist() == [[3, 4], [5, 6]]
         assert session.candidates[0].previous.tolist() == [-1, 1]
-        assert session.hidden[0].tolist() == [0.5, -2.0]
+        assert session.hidden[0].tolist() == [[0.5, -2.0]]
         assert session.proposals[0].parents.tolist() == [-1, -1]
         assert session.proposals[2].tolist() == [9, 8, 7]
         budgets = [entry[2:] for entry in drafter.log if entry[0] == "draft"]

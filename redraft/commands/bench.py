@@ -46,6 +46,7 @@ def add_live_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help="sample at this temperature instead of greedily")
     parser.add_argument("--index", action="append", default=[], metavar="DIR", help="draft from this index too")
     parser.add_argument("--successors", metavar="DIR", help="draft from this successor table of the model too")
+    parser.add_argument("--dense", metavar="DIR", help="draft from this dense index of the model too")
     parser.add_argument("--max-nodes", type=int, default=32, metavar="N", help="draft budget: most nodes in a tree")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="prompts of a task decoded together")
     parser.add_argument("--fixed", action="store_true", help="verify every drafted node, whatever it costs")
@@ -101,7 +102,7 @@ def run_live(args: argparse.Namespace, prompts: Callable | None = None) -> dict:
         for name in contenders:
             if name == "redraft" or fixed_nodes(name):
                 config = DraftConfig(vocab_size=vocab_size, max_nodes=fixed_nodes(name) or args.max_nodes)
-                drafter = Drafter(config, indexes=args.index, successors=args.successors)
+                drafter = Drafter(config, indexes=args.index, successors=args.successors, dense=args.dense)
                 drafters[name] = drafters_open.enter_context(drafter)
                 drafters[name].warmup()
         warm = Settings(16, args.temperature, adaptive=False)  # compile and touch everything once, unmeasured
@@ -128,7 +129,7 @@ def run_live(args: argparse.Namespace, prompts: Callable | None = None) -> dict:
     record = {
         "settings": asdict(settings)
         | {"dtype": str(model.dtype).removeprefix("torch."), "max_nodes": args.max_nodes, "batch": args.batch}
-        | {"indexes": len(args.index), "successors": args.successors is not None},
+        | {"indexes": len(args.index), "successors": args.successors is not None, "dense": args.dense is not None},
         "device": str(model.device),
         "threads": _threads(),
         "clock": clock_name(),

@@ -14,7 +14,7 @@ import sys
 import time
 
 # one colour of the terminal's 256 for each source, in the order of `Source.NAMES`
-COLOURS = (39, 141, 208, 45, 78, 107, 109, 213, 220, 203)
+COLOURS = (39, 141, 208, 45, 78, 107, 109, 213, 220, 203, 172)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--successors", metavar="DIR", help="draft from this table of `redraft index build-successors` too"
     )
+    parser.add_argument("--dense", metavar="DIR", help="draft from this dense index of `redraft index build-dense` too")
     drafts.add_argument("--server", metavar="ADDRESS", help="draft server to ask: unix:PATH or HOST:PORT")
     drafts.add_argument("--plain", action="store_true", help="no drafting")
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="length of the text at most")
@@ -46,6 +47,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="of the model"
     )
     parser.add_argument("--show-drafts", action="store_true", help="colour drafted tokens by the source they came from")
+    parser.add_argument(
+        "--show-sources",
+        action="store_true",
+        help="number the spans that stand in a corpus, and name their documents and offsets below the text",
+    )
+    parser.add_argument(
+        "--acceptance",
+        choices=("lossless", "nest"),
+        default="lossless",
+        help="nest mixes the dense index's text into the model's own choice: LOSSY, grounded in documents",
+    )
     parser.set_defaults(usage_error=parser.error)
 
 
@@ -57,8 +69,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.temperature is None and (args.top_k is not None or args.top_p is not None or args.seed is not None):
         args.usage_error("--top-k, --top-p and --seed are for sampling: give --temperature too")
-    if args.successors and (args.server or args.plain):
-        args.usage_error("--successors is for drafting in this process, not for --server or --plain")
+    for name in ("successors", "dense"):
+        if getattr(args, name) and (args.server or args.plain):
+            args.usage_error(f"--{name} is for drafting in this process, not for --server or --plain")
+    if args.acceptance == "nest" and not args.dense:
+        args.usage_error("--acceptance nest needs --dense")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     model, tokenizer = load_model(args.model, dtype=args.dtype)
     ids = _token_ids(tokenizer, prompt, args.chat)
@@ -84,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
             max_new_tokens=args.max_new_tokens,
             max_nodes=args.max_nodes,
             on_step=show,
+            provenance=args.show_sources,
+            acceptance=args.acceptance,
             **sampling,
         )
         seconds = time.perf_counter() - start
@@ -91,6 +108,9 @@ def run(args: argparse.Namespace) -> int:
         if drafter is not None:
             drafter.close()
     print(flush=True)
+    if args.show_sources:
+        written = result.sequences[0, ids.shape[1] :].tolist()
+        print("\n" + _marked_spans(tokenizer, written, result.stats.spans), flush=True)
     _report(result, seconds, legend=args.show_drafts)
     return 0
 
@@ -114,7 +134,7 @@ def _drafter(args: argparse.Namespace, model, tokenizer):
     from redraft.retrieval.config import DraftConfig
 
     vocab_size = int(model.get_output_embeddings().weight.shape[0])
-    if args.server or args.index or args.successors:
+    if args.server or args.index or args.successors or args.dense:
         fingerprint = Tokenizer.from_transformers(tokenizer).fingerprint
         config = DraftConfig(vocab_size=vocab_size, tokenizer_fingerprint=fingerprint)
     else:
@@ -125,7 +145,23 @@ def _drafter(args: argparse.Namespace, model, tokenizer):
         return DraftClient(args.server, config, require=True)
     from redraft.retrieval.drafter import Drafter
 
-    return Drafter(config, indexes=args.index, successors=args.successors)
+    return Drafter(config, indexes=args.index, successors=args.successors, dense=args.dense)
+
+
+def _marked_spans(tokenizer, tokens: list[int], spans) -> str:
+    """The text with its spans in brackets and numbered, and below it where each stands."""
+    pieces, at = [], 0
+    for number, span in enumerate(spans, 1):
+        pieces.append(tokenizer.decode(tokens[at : span.begin]))
+        pieces.append(f"[{tokenizer.decode(tokens[span.begin : span.end])}]{number}")
+        at = span.end
+    pieces.append(tokenizer.decode(tokens[at:]))
+    places = [
+        f"{number}: {span.place.index}, document {span.place.document}, offset {span.place.offset},"
+        f" {span.end - span.begin} tokens"
+        for number, span in enumerate(spans, 1)
+    ]
+    return "\n".join(["".join(pieces), "", *(places or ["no accepted token stands in a corpus"])])
 
 
 def _coloured(piece: str, source: int) -> str:

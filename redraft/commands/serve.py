@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="an index built by `redraft index build`, or a directory of several; may be given several times",
     )
     add("--successors", metavar="DIR", help="the model's table made by `redraft index build-successors`")
+    add("--dense", metavar="DIR", help="a dense index of the model made by `redraft index build-dense`")
     add("--listen", default=DEFAULT_LISTEN, type=_address, metavar="ADDRESS", help="unix:PATH or HOST:PORT")
     add("--vocab-size", type=int, metavar="N", help="token ids are 0..N-1; without it any non-negative int32 is taken")
     add(
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     def make_drafter():
         from redraft.retrieval.drafter import Drafter
 
-        return Drafter(config, indexes=indexes, successors=args.successors)
+        return Drafter(config, indexes=indexes, successors=args.successors, dense=args.dense)
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     serve(make_drafter, settings, on_ready=_announce)
@@ -121,6 +122,8 @@ def _announce(server) -> None:
     indexes = {0: "no index", 1: "1 index"}.get(len(paths), f"{len(paths)} indexes")
     if server.service.drafter.indexes.successors.path:
         indexes += " and a successor table"
+    if server.service.drafter.dense is not None:
+        indexes += f" and {len(server.service.drafter.dense):,} states"
     sessions = f"at most {server.settings.max_sessions} sessions"
     print(f"redraft is ready on {server.address} ({indexes}, {vocabulary}, {sessions})", flush=True)
 

@@ -162,7 +162,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "vocab_size", "max_nodes", "tokenizer_fingerprint", "index_paths", "max_message_bytes", "max_sessions", "open_sessions", "idle_seconds", "hidden_size")
+    __slots__ = ("version", "vocab_size", "max_nodes", "tokenizer_fingerprint", "index_paths", "max_message_bytes", "max_sessions", "open_sessions", "idle_seconds", "hidden_size", "state_map")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class GetInfoResponse(_message.Message):
     OPEN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STATE_MAP_FIELD_NUMBER: _ClassVar[int]
     version: str
     vocab_size: int
     max_nodes: int
@@ -183,7 +184,24 @@ class GetInfoResponse(_message.Message):
     open_sessions: int
     idle_seconds: float
     hidden_size: int
-    def __init__(self, version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., index_paths: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., open_sessions: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., hidden_size: _Optional[int] = ...) -> None: ...
+    state_map: StateMap
+    def __init__(self, version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., index_paths: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., open_sessions: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., hidden_size: _Optional[int] = ..., state_map: _Optional[_Union[StateMap, _Mapping]] = ...) -> None: ...
+
+class StateMap(_message.Message):
+    __slots__ = ("numbers", "width", "model", "weights_sha256", "dtype", "layer")
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    numbers: bytes
+    width: int
+    model: str
+    weights_sha256: str
+    dtype: str
+    layer: int
+    def __init__(self, numbers: _Optional[bytes] = ..., width: _Optional[int] = ..., model: _Optional[str] = ..., weights_sha256: _Optional[str] = ..., dtype: _Optional[str] = ..., layer: _Optional[int] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
     __slots__ = ("passages",)
