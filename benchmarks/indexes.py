@@ -1,21 +1,22 @@
-"""Corpus indexes in the drafter: what they add, what they cost, beside REST.
+"""Corpus indexes in the drafter: what they add, what they cost, beside REST and the package `draftretriever`.
 
     python benchmarks/indexes.py TRACES --tokenizer T --corpora FOLDER... --record
     python benchmarks/indexes.py TRACES --tokenizer T --corpora FOLDER... --large-tokens 100000000 --kept TOKENS.npz
 
-The corpora become an index of either kind, and the same documents one of REST (`draftretriever`). Then:
+The corpora become an index of either kind, and the same documents one of `draftretriever`; `rest.py` says why that is not
+REST, and drafts as REST does. Then:
 
     build     seconds, bytes on disk and peak memory, from token arrays to the finished index
-    lookup    the last four tokens of a text: the most frequent successors (redraft), a search for 32 tokens (REST); and
-              what opening takes, of time and of memory that other processes do not share
-    replay    recorded outputs, trees of 32 nodes: tokens per step and microseconds a draft, for REST, for redraft with
-              nothing but an index of either kind, and for all of redraft without and with the index
+    lookup    the last four tokens of a text: the most frequent successors (redraft), a search for 32 tokens
+              (draftretriever); and what opening takes, of time and of memory that other processes do not share
+    replay    recorded outputs, trees of 32 nodes: tokens per step and microseconds a draft, for REST, for draftretriever
+              (kept from learning, and learning from the text it is asked with), for redraft with nothing but an index
+              of either kind, and for all of redraft without and with the index
     shards    a draft with the corpora in 1, 2, 4 and 8 indexes
     cold      the first 300 drafts with no page of the index in memory, for the corpora and for --large-tokens of Python
               source; the same drafts again when they are warm
 
-REST runs in a process of its own, as it can abort; it searches as its own loop does, the last 16 tokens first, then fewer,
-down to 2. Single structures at their largest (build, opening, memory shared by processes, drafts with 1M and 100M
+draftretriever runs in a process of its own, as it can abort. Single structures at their largest (build, opening, memory shared by processes, drafts with 1M and 100M
 tokens behind them) are measured by `automaton.py` and `suffix_array.py`.
 """
 
@@ -27,7 +28,7 @@ import json
 import os
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -35,6 +36,7 @@ from time import perf_counter, perf_counter_ns, process_time, thread_time_ns
 
 import numpy as np
 from machine import RECORDS, provenance
+from rest import Aded, Rest
 from source_corpus import python_source
 from suffix_array import forget_pages, memory, percentiles
 
@@ -46,7 +48,7 @@ from redraft.replay.run import Plan, replay_file
 from redraft.replay.tally import Tally
 from redraft.replay.traces import RememberedTokenizer, load_workload, trace_files
 from redraft.retrieval.config import DraftConfig
-from redraft.retrieval.draft_tree import DraftTree, Source
+from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.frozen_automaton import COUNT, EDGE_START, EDGE_TOKEN, frozen_walk
 from redraft.retrieval.index_directory import open_index, warm_lookups, write_array_index, write_automaton_index
@@ -59,81 +61,10 @@ KINDS = ("suffix_automaton", "suffix_array")
 WORKLOADS = ["code_generation", "chat_single", "maths"]
 
 
-# --- REST -------------------------------------------------------------------------------------------------------------
+# --- draftretriever --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rest:
-    """draftretriever behind the interface that a replay drives: the corpus is all it knows."""
-
-    path: str
-    name: str = "rest"
-
-    def make(self) -> _RestDrafter:
-        """Open the index anew."""
-        return _RestDrafter(self.path)
-
-
-class _RestDrafter:
-    def __init__(self, path: str) -> None:
-        import draftretriever
-
-        self._reader = draftretriever.Reader(path)
-
-    def open(self, prompt: np.ndarray) -> _RestSession:
-        return _RestSession(self._reader, prompt)
-
-    def __enter__(self) -> _RestDrafter:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._reader = None
-
-
-class _RestSession:
-    def __init__(self, reader, prompt: np.ndarray) -> None:
-        self._reader, self._tail = reader, prompt[-16:].tolist()
-
-    def draft(self, max_nodes: int | None = None, min_prob: float | None = None) -> _RestDraft:
-        """The first search that finds anything, for the last 16 tokens, then 15, down to 2."""
-        for span in range(min(16, len(self._tail)), 1, -1):
-            paths, *_ = self._reader.search(self._tail[-span:], choices=max_nodes or NODES)
-            if paths:
-                return _RestDraft(paths)
-        return _RestDraft([])
-
-    def commit(self, tokens: np.ndarray) -> None:
-        self._tail = (self._tail + tokens.tolist())[-16:]
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class _RestDraft:
-    paths: list[list[int]]  # from the root down, filled up with -2
-
-    def tree(self) -> DraftTree:
-        """The same as arrays; it names no probabilities."""
-        nodes: dict[tuple[int, ...], int] = {}
-        tokens, parents = [], []
-        for path in self.paths:
-            path = tuple(token for token in path if token >= 0)
-            for depth in range(1, len(path) + 1):
-                if path[:depth] not in nodes:
-                    parents.append(nodes.get(path[: depth - 1], -1))
-                    nodes[path[:depth]] = len(tokens)
-                    tokens.append(path[depth - 1])
-        n = len(tokens)
-        return DraftTree(
-            np.array(tokens, np.int32),
-            np.array(parents, np.int32),
-            np.ones(n, np.float32),
-            np.full(n, Source.CORPUS, np.uint8),
-        )
-
-
-def _build_rest(tokens: np.ndarray, ends: np.ndarray, path: str) -> dict:
+def _build_aded(tokens: np.ndarray, ends: np.ndarray, path: str) -> dict:
     import draftretriever
 
     def write() -> None:
@@ -162,7 +93,7 @@ def private() -> int:
     return memory("Private_Dirty", "smaps_rollup")
 
 
-def _search_rest(path: str, contexts: np.ndarray) -> dict:
+def _search_aded(path: str, contexts: np.ndarray) -> dict:
     import draftretriever
 
     before, start = private(), perf_counter()
@@ -241,7 +172,7 @@ def _look_up_ours(path: str, contexts: np.ndarray) -> tuple[dict, list]:
         return _lookup_figures(opened, times, before), answers
 
 
-def lookups(paths: dict[str, str], rest: str, contexts: np.ndarray) -> dict:
+def lookups(paths: dict[str, str], aded: str, contexts: np.ndarray) -> dict:
     """Warm lookups of the same contexts; both of our structures must answer alike."""
     figures, answers = {}, []
     for kind in KINDS:
@@ -250,7 +181,7 @@ def lookups(paths: dict[str, str], rest: str, contexts: np.ndarray) -> dict:
     for (count, tokens), (same_count, same_tokens) in zip(*answers):
         assert count == same_count
         assert count > 64 or tokens == same_tokens, "counted exactly, both must name the same successors"
-    return figures | {"draftretriever": apart(_search_rest, rest, contexts)}
+    return figures | {"draftretriever": apart(_search_aded, aded, contexts)}
 
 
 def drafts(indexes: list[str], texts: list[np.ndarray], rounds: int, clock=thread_time_ns) -> list[dict]:
@@ -299,7 +230,7 @@ def replay(contenders: list, files: list[Path], tokenizer, plan: Plan) -> dict:
         workload = file.name.removesuffix(".jsonl.gz")
         tallies: dict[str, Tally] = {}
         for contender in contenders:
-            if isinstance(contender, Rest):
+            if isinstance(contender, Aded):
                 tallies[contender.name] = apart(replay_file, contender, file, tokenizer, plan)
             else:
                 tallies[contender.name] = replay_file(contender, file, tokenizer, plan)
@@ -341,9 +272,9 @@ def main() -> None:
             tokens, ends = np.array(index.tokens), np.array(index.document_ends)
         record["corpora"] = {"documents": len(ends), "tokens": len(tokens)}
         paths = {kind: str(folder / kind) for kind in KINDS}
-        rest = str(folder / "rest.idx")
+        aded = str(folder / "draftretriever.idx")
         record["build"] = {kind: apart(_build_ours, tokens, ends, paths[kind], kind, about) for kind in KINDS}
-        record["build"]["draftretriever"] = apart(_build_rest, tokens, ends, rest)
+        record["build"]["draftretriever"] = apart(_build_aded, tokens, ends, aded)
         print(json.dumps(record["build"]), flush=True)
 
         held_out = [item.output for file in files for item in load_workload(file, tokenizer).items(12_000)]
@@ -352,14 +283,14 @@ def main() -> None:
             [np.lib.stride_tricks.sliding_window_view(text[:300], CONTEXT)[::5] for text in texts]
         )
         contexts = np.ascontiguousarray(contexts[:2000])
-        record["lookup"] = lookups(paths, rest, contexts)
+        record["lookup"] = lookups(paths, aded, contexts)
         print(json.dumps(record["lookup"]), flush=True)
 
         config = DraftConfig(
             vocab_size=tokenizer.vocab_size, max_nodes=NODES, tokenizer_fingerprint=tokenizer.fingerprint
         )
         alone = replace(config, disabled=frozenset(Source.NAMES) - {"corpus"})
-        contenders = [Rest(rest)]
+        contenders = [Rest(paths["suffix_array"]), Aded(aded, frozen=True), Aded(aded)]
         contenders += [Redraft(alone, (paths[kind],), f"redraft, {kind} alone") for kind in KINDS]
         contenders += [Redraft(config), *(Redraft(config, (paths[kind],), f"redraft + {kind}") for kind in KINDS)]
         record["replay"] = replay(contenders, files, tokenizer, plan)
