@@ -1,11 +1,12 @@
-"""The suffix array at the size people have: build, bytes, memory, opening, lookups and drafts, beside REST.
+"""The suffix array at the size people have: build, bytes, memory, opening, lookups and drafts, beside
+`draftretriever`.
 
     python benchmarks/suffix_array.py --tokens 100000000 --sources /usr/lib ~/.pyenv --record
 
 The text is Python source in the tokens of --tokenizer. A lookup is one step of a draft: the cursor advances by a
 token, for contexts of at most four tokens, and the eight most frequent successors are read. The index of 1M tokens is
-a part of the large one, so that the two differ in size alone. `draftretriever` (REST) runs in a process of its own, on
-as much of the text as --rest-tokens says.
+a part of the large one, so that the two differ in size alone. `draftretriever` (`rest.py` says what it is) runs in a
+process of its own, on as much of the text as --peer-tokens says.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ def sharing(path: Path) -> dict:
     return {"second_process_mapped_mb": round(resident / 1e6, 1), "of_that_not_shared_mb": round(alone / 1e6, 1)}
 
 
-REST = """
+PEER = """
 import json, os, resource, sys, time
 import draftretriever
 import numpy as np
@@ -254,22 +255,22 @@ print(json.dumps({"build": built, "open": opened, "bytes": os.path.getsize(path)
 """
 
 
-def beside_rest(folder: Path, documents: list[np.ndarray], text: np.ndarray) -> dict:
-    """Build and search the same documents with both. A REST search returns its whole draft of up to 64 tokens."""
+def beside_draftretriever(folder: Path, documents: list[np.ndarray], text: np.ndarray) -> dict:
+    """Build and search the same documents with both. Its search returns a whole draft of up to 64 tokens."""
     tokens = np.concatenate(documents)
     ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
     queries = np.lib.stride_tricks.sliding_window_view(text, CONTEXT)[:2000]
     for name, values in (("tokens", tokens), ("ends", ends), ("queries", queries)):
         np.save(folder / f"{name}.npy", values)
-    arguments = [str(folder / name) for name in ("tokens.npy", "ends.npy", "queries.npy", "rest.idx")]
+    arguments = [str(folder / name) for name in ("tokens.npy", "ends.npy", "queries.npy", "draftretriever.idx")]
     done = subprocess.run(
-        [sys.executable, "-c", REST, *arguments, str(int(tokens.max()) + 1)],
+        [sys.executable, "-c", PEER, *arguments, str(int(tokens.max()) + 1)],
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        return {"tokens": len(tokens), "rest_failed": done.stderr.strip().splitlines()[-1:]}
+        return {"tokens": len(tokens), "draftretriever_failed": done.stderr.strip().splitlines()[-1:]}
     theirs = json.loads(done.stdout)
     start = perf_counter()
     write_array_index(folder / "ours", tokens, ends, tokenizer={}, options={}, sources=[])
@@ -305,7 +306,7 @@ def main() -> None:
         "--sources", type=Path, nargs="+", help="folders with Python files (default: this interpreter's)"
     )
     parser.add_argument("--tokens", type=int, default=10_000_000, help="size of the large index")
-    parser.add_argument("--rest-tokens", type=int, default=2_000_000, help="size of the index beside REST")
+    parser.add_argument("--peer-tokens", type=int, default=2_000_000, help="size of the index beside draftretriever")
     parser.add_argument("--kept", type=Path, metavar="FILE.npz", help="keep the tokens here for the next run")
     parser.add_argument("--record", action="store_true", help="write a dated record into benchmarks/record")
     args = parser.parse_args()
@@ -332,7 +333,7 @@ def main() -> None:
         indexes = {"without": None, "small": folder / "small.index", "large": folder / "large.index"}
         record["draft"] = drafts(indexes, held_out)
         record["shared"] = sharing(folder / "large.index")
-        record["beside_rest"] = beside_rest(folder, _first(documents, args.rest_tokens), held_out)
+        record["beside_draftretriever"] = beside_draftretriever(folder, _first(documents, args.peer_tokens), held_out)
     print(json.dumps(record, indent=1))
     if args.record:
         file = RECORDS / f"suffix_array-{record['date']}.json"
