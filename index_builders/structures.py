@@ -32,7 +32,7 @@ KINDS = ("suffix_automaton", "suffix_array")
 AUTOMATON_TOKENS = 50_000_000  # 2.8 GB on disk
 
 # Most memory that building takes for each token, the pages of the files that are being written included.
-BYTES_PER_TOKEN = {"suffix_automaton": 145, "suffix_array": 30}
+BYTES_PER_TOKEN = {"suffix_automaton": 145, "suffix_array": 24}
 
 _APPENDED_AT_ONCE = 1 << 18
 

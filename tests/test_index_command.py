@@ -389,7 +389,7 @@ def test_memory_limit_chooses_the_kind_or_stops_early(tmp_path, capsys, tokenize
     build = ("index", "build", tmp_path / "a.npy", "--tokenizer", tokenizer, "-o", tmp_path / "my.index", "--force")
 
     def build_within(megabytes: int, *more: str) -> tuple[int, str]:
-        limit = memory_in_use() + megabytes * 1_000_000  # 60 MB would do for an array, 290 MB for an automaton
+        limit = memory_in_use() + megabytes * 1_000_000  # 48 MB would do for an array, 290 MB for an automaton
         code, _, err = redraft(capsys, *build, "--memory-limit", limit, *more)
         return code, err
 

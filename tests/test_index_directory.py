@@ -109,22 +109,6 @@ def test_opened_arrays_are_mapped_and_read_only(tmp_path, kind):
             assert not array.flags.writeable
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux says how a file is mapped")
-def test_the_system_reads_nothing_around_what_is_touched(array_path):
-    """VmFlags "rr": random reads are expected. The keys are read whole, so not they."""
-    with open_index(array_path) as index:
-        advised, name = {}, None
-        for line in Path("/proc/self/smaps").read_text().splitlines():
-            if "-" in line.split()[0]:
-                name = line.split()[-1]
-            elif line.startswith("VmFlags:") and name.startswith(str(array_path)):
-                advised[Path(name).name] = "rr" in line.split()
-        assert advised == {
-            "text.npy": True, "suffixes.npy": True, "document_ends.npy": True, "keys.npy": False, "buckets.npy": False
-        }  # fmt: skip
-        assert len(index.tokens) == 11
-
-
 def test_locate(index_path):
     with open_index(index_path) as index:
         for position in range(11):
