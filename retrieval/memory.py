@@ -1,8 +1,8 @@
 """What a namespace remembers: earlier outputs, as one context trie with a token budget.
 
-Every output is a document of its own, so contexts never reach from one into the next. A session's output joins when the
-session closes. When the budget is exceeded, the oldest blocks
-(32 tokens) of the document that was longest unused are forgotten, exactly: the trie is then as if it had never seen them.
+Every output is a document of its own, so contexts never reach from one into the next. A session's output joins while it
+is written, some way behind, and its end when the session closes. When the budget is exceeded, the oldest blocks (32
+tokens) of the document that was longest unused are forgotten, exactly: the trie is then as if it had never seen them.
 A document is used when it is appended to, or when text is being copied from it.
 
 Not safe for concurrent writers; the namespace holds a lock. Readers may go on meanwhile.

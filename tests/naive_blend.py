@@ -87,11 +87,11 @@ class Ballot(dict):
 class NaiveSession:
     """`proposal`: the caller's draft as [(token, parent, path probability)]."""
 
-    def __init__(self, shared: NaiveNamespace, prompt, enabled=ALL_SOURCES):
-        self.shared, self.enabled = shared, enabled
+    def __init__(self, shared: NaiveNamespace, prompt, enabled=ALL_SOURCES, name="session"):
+        self.shared, self.enabled, self.name = shared, enabled, name
         self.recycled = NaiveRecycling(session.RECYCLED_ROWS)
         self.proposal = []
-        self.n_prompt = len(prompt)
+        self.remembered = max(len(prompt) - session.PROMPT_TAIL, 0)
         self.own = NaiveMemory()
         self.own.write("text", prompt)
         self.place = Place(list(prompt), [NaivePointer(), NaivePointer()], None)
@@ -117,13 +117,19 @@ class NaiveSession:
             self.learn(ballot, scores, token)
             self.place = self.place.after(token, self.proposal)
             self.own.write("text", [token])
+        if len(self.place.text) - self.remembered >= session.SHARE_LAG + session.SHARE_STEP:
+            self._remember(len(self.place.text) - session.SHARE_LAG)
         if candidates is not None:
             self.recycled.learn(*candidates)
             self.shared.recycled.learn(*candidates)
         return said
 
-    def close(self, name):
-        self.shared.memory.append(name, self.place.text[max(self.n_prompt - session.PROMPT_TAIL, 0) :])
+    def _remember(self, end):
+        self.shared.memory.append(self.name, self.place.text[self.remembered : end])
+        self.remembered = end
+
+    def close(self):
+        self._remember(len(self.place.text))
 
     # --- evidence ----------------------------------------------------------------------------------------------------
     def uses(self, source):

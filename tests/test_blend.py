@@ -13,7 +13,7 @@ from naive_blend import NaiveNamespace, NaiveSession, Place
 from streams import edited, some_tokens
 
 from redraft.retrieval import evidence as ev
-from redraft.retrieval import model
+from redraft.retrieval import model, session
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.dense_search import DenseSearch
@@ -106,8 +106,8 @@ def live(rng, drafter, twin_namespace, letters, rounds, enabled=naive_blend.ALL_
         if len(open_sessions) < 2 or (len(open_sessions) < 4 and rng.random() < 0.2):
             prompt = edited(rng, texts[-1], letters) if texts and rng.random() < 0.5 else some_tokens(rng, letters, 20)
             prompt = prompt[: int(rng.integers(0, 40))]
-            opened = drafter.open(prompt, namespace="n"), NaiveSession(twin_namespace, prompt, enabled)
-            assert opened[0].id == next(names)
+            opened = drafter.open(prompt, namespace="n"), NaiveSession(twin_namespace, prompt, enabled, next(names))
+            assert opened[0].id == opened[1].name
             open_sessions.append(opened)
         at = int(rng.integers(0, len(open_sessions)))
         engine, twin = open_sessions[at]
@@ -135,7 +135,7 @@ def live(rng, drafter, twin_namespace, letters, rounds, enabled=naive_blend.ALL_
             open_sessions.pop(at)
             texts.append(list(twin.place.text))
             engine.close()
-            twin.close(engine.id)
+            twin.close()
             forget_one(rng, drafter, twin_namespace, open_sessions)
     return learned
 
@@ -157,6 +157,17 @@ def test_sessions_side_by_side(letters, seed):
     drafter, twin = Drafter(DraftConfig()), NaiveNamespace()
     learned = live(rng, drafter, twin, letters, rounds=70)
     assert learned > 200
+    assert_same_model(drafter._namespaces["n"].model, twin)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sessions_that_learn_from_each_other_while_they_write(seed, monkeypatch):
+    monkeypatch.setattr(session, "SHARE_LAG", 12)
+    monkeypatch.setattr(session, "SHARE_STEP", 5)
+    rng = np.random.default_rng(90 + seed)
+    drafter, twin = Drafter(DraftConfig()), NaiveNamespace()
+    live(rng, drafter, twin, 4, rounds=70)
+    assert drafter._namespaces["n"].memory.n_tokens == twin.memory.n_tokens > 0
     assert_same_model(drafter._namespaces["n"].model, twin)
 
 

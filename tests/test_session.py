@@ -13,6 +13,7 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.errors import SessionClosedError
+from redraft.retrieval.session import SHARE_LAG, SHARE_STEP
 
 VOCAB = 50
 GOOD_ROWS = [1, 2], [-1, 1], [[3, 4], [5, 6]], [[0.5, 0.2], [0.9, 0.1]]
@@ -309,6 +310,21 @@ def test_what_is_written_after_going_back_into_the_prompt_is_remembered_whole():
     assert drafter._namespaces["default"].memory.n_tokens == 9  # the output, after what is left of the prompt
 
 
+def test_what_was_cut_off_leaves_the_memory_that_it_had_joined():
+    drafter = Drafter(DraftConfig(vocab_size=1000))
+    session, text = drafter.open([0, 1, 2, 3]), np.arange(500, 990)
+    memory = drafter._namespaces["default"].memory
+    for length in (4, 100):
+        session.commit(text)
+        assert memory.n_tokens == 4 + len(text) - SHARE_LAG
+        session.truncate(length)
+        assert memory.n_tokens == 0
+    session.close()
+    assert memory.n_tokens == 100
+    known = set(drafter.open([599 - 5]).draft(max_nodes=512).tokens.tolist())
+    assert known and max(known) < 500 + 96
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 def test_an_output_is_remembered_once_and_a_prompt_is_not():
     drafter = Drafter(DraftConfig(vocab_size=VOCAB))
@@ -320,6 +336,18 @@ def test_an_output_is_remembered_once_and_a_prompt_is_not():
     tree = drafter.open([5, 6]).draft()
     assert Source.MEMORY in tree.sources and tree.tokens[0] == 7
     assert drafter.n_sessions == 1
+
+
+def test_sessions_learn_from_each_other_as_they_go():
+    drafter = Drafter(DraftConfig(vocab_size=1000))
+    writer, reader = drafter.open([1, 2]), drafter.open([3, 4])
+    text = np.random.default_rng(1).permutation(1000)[: SHARE_LAG + SHARE_STEP]
+    writer.commit(text)
+    reader.commit(text[:5])
+    tree = reader.draft()
+    assert tree.tokens[0] == text[5] and Source.MEMORY in tree.sources
+    reader.commit(text[5 : SHARE_STEP + 2])  # up to what is not shared yet
+    assert text[SHARE_STEP + 2] not in reader.draft(max_nodes=512).tokens
 
 
 def test_a_drafter_that_closes_closes_its_sessions():
