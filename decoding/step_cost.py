@@ -7,8 +7,8 @@ for each sequence and all nodes. Nothing is assumed of the machine; how it is me
   yields ratios to its own plain step, and the curve is the median of the last rounds. (Learning from every step, with a level that
   follows the load, was tried: sizes that are seldom used drift away from those that are used always.)
 - The first forward of a new shape makes kernels for it and is not counted. Few shapes are used: the sizes in `ENTRIES`.
-- Longer contexts cost more per entry, so each doubling of the context has its own rounds, and so has each number of sequences.
-  Until a round is over, the nearest curve stands in.
+- Longer contexts cost more per entry, so each doubling of the context has its own rounds, and so have numbers of sequences that
+  differ by more than a factor of two. Elsewhere, and until a round is over, the nearest curve stands in.
 
 Cost: the steps of a round write text like all others, with trees of a size that may not be the best: four rounds of five steps at first,
 another one every 512 steps. Curves belong to the model and last as long as it does.
@@ -87,7 +87,15 @@ class StepCost:
     def tried(self, rows: int, context: int) -> list[int] | None:
         """Sizes that the round which is on has; None where none is on."""
         rounds = self._rounds[_key(rows, context)]
-        return None if rounds.steps_left > 0 else list(rounds.current)
+        return None if rounds.steps_left > 0 or self._has_neighbour(rows, context) else list(rounds.current)
+
+    def _has_neighbour(self, rows: int, context: int) -> bool:
+        """Whether the curve of about as many sequences will do: a batch that ends one by one would measure all the time."""
+        _, doubling = _key(rows, context)
+        return any(
+            other != rows and rows <= 2 * other <= 4 * rows and place == doubling and len(rounds.over) >= _ROUNDS
+            for (other, place), rounds in self._rounds.items()
+        )
 
     def knows(self, rows: int, context: int, entries: int) -> bool:
         """Whether this round has tried the size, or one before it has."""

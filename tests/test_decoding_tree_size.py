@@ -183,6 +183,7 @@ def test_a_new_context_length_and_batch_start_from_their_neighbours():
     np.testing.assert_allclose(cost.seconds(8, 200, np.array([8, 32])), [1, 1.5])
     assert sizes_to_try(1)[:5] == [1, 8, 16, 32, 4] and sizes_to_try(8)[:4] == [8, 16, 24, 32]
     assert cost.tried(1, 5000) == [] and cost.tried(8, 200) == []
+    assert cost.tried(2, 200) is None and cost.tried(3, 200) == []
 
 
 def test_short_trees_are_measured_too(monkeypatch):
