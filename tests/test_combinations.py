@@ -13,6 +13,8 @@ from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, Repe
 
 from redraft.client.draft_client import DraftClient
 from redraft.decoding.generate import generate
+from redraft.decoding.stats import GenerationStats
+from redraft.decoding.target_model import TargetModel
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
@@ -101,3 +103,11 @@ def compare(drafter, attention: str) -> int:
             assert written == expected, (max_nodes, penalised, sampled, rows, row)
         drafted += result.stats.drafted
     return drafted
+
+
+def test_batches_are_flat_where_attention_can_be_replaced():
+    """So that the combinations above cover both layouts."""
+    for attention, flat in (("sdpa", True), ("eager", False)):
+        target = TargetModel(tiny_llama(attention))
+        with target.decoding(GenerationStats()):
+            assert target._takes_flat() is flat
