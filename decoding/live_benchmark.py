@@ -242,7 +242,8 @@ def _row(answers: list[Answer]) -> dict:
                 sum(a.outside_steps for a in group), 1
             )
             row[f"{name} nodes/step"] = sum(a.drafted for a in group) / steps
-            row[f"{name} same text"] = sum(a.same for a in group) / len(group)
+            if "generate" in by_name or "plain" in by_name:  # else there was nothing to compare with
+                row[f"{name} same text"] = sum(a.same for a in group) / len(group)
             row[f"{name} overhead"] = _overhead(group)
     if "redraft" in by_name:
         group = by_name["redraft"]
