@@ -52,8 +52,7 @@ def _own_candidates(candidates: Candidates, vocab_size: int | None) -> Candidate
     """Checked against this drafter's vocabulary, in arrays that kernels take (writable ones: one compiled form)."""
     if not isinstance(candidates, Candidates):
         raise TypeError(f"candidates: wanted redraft.Candidates or None, got {type(candidates).__name__}")
-    checked = Candidates.checked(candidates.tokens, candidates.previous, candidates.ids, candidates.probs, vocab_size)
-    return Candidates(*(np.array(a) for a in (checked.tokens, checked.previous, checked.ids, checked.probs)))
+    return candidates.copied(vocab_size)
 
 
 class Session:

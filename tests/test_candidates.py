@@ -51,6 +51,28 @@ def test_no_positions_are_positions_too():
 def test_what_is_refused(changes, error, said):
     with pytest.raises(error, match=said):
         checked(**changes)
+    unchecked = [np.asarray(value) for value in {**GOOD, **changes}.values()]
+    with pytest.raises(error, match=said):  # as integers of the machine's own size
+        Candidates(*unchecked).copied(10)
+    narrow = [array.astype({"i": np.int32, "f": np.float32}[array.dtype.kind]) for array in unchecked]
+    with pytest.raises(error, match=said):
+        Candidates(*narrow).copied(10)
+
+
+def test_a_copy_is_its_own_and_writable():
+    frozen = checked()
+    for array in (frozen.tokens, frozen.previous, frozen.ids, frozen.probs):
+        array.setflags(write=False)
+    wide = Candidates(*(np.asarray(value) for value in GOOD.values()))
+    turned = Candidates(frozen.tokens, frozen.previous, np.asfortranarray(frozen.ids), np.asfortranarray(frozen.probs))
+    for candidates in (frozen, wide, turned):
+        copy = candidates.copied(10)
+        assert copy.ids.tolist() == GOOD["ids"] and copy.probs.tolist() == GOOD["probs"]
+        assert copy.tokens.tolist() == GOOD["tokens"] and copy.previous.tolist() == GOOD["previous"]
+        for array in (copy.tokens, copy.previous, copy.ids, copy.probs):
+            assert array.flags.writeable and array.flags.c_contiguous
+            array[:] = 0
+    assert frozen.ids.tolist() == GOOD["ids"]
 
 
 def test_previous_tokens_are_whole_numbers_too():
