@@ -19,7 +19,7 @@ from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.kernel import inner
 
 MAX_CANDIDATES = 48  # per place in the tree, where corpora are asked
-FEWER_CANDIDATES = 32  # elsewhere: more would cost time and add nothing
+FEWER_CANDIDATES = 24  # elsewhere: more would cost time and add nothing
 N_USED = 256  # entries of Ballot.used
 MAX_CORPORA = 8  # indexes asked at once
 

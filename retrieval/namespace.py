@@ -38,15 +38,20 @@ class Namespace:
     def _begin(self) -> None:
         self.model = new_model()
         self.recycled = new_table(0)  # made when a target first sends its candidates
-        self._published: tuple = ()
+        self._published: tuple = (None,) * 4
         self.publish()
 
     def publish(self) -> None:
         """Let readers see arrays that have replaced others."""
-        current = (self.memory.trie, self.memory.frequent, self.recycled, self.model)
-        if len(self._published) != len(current) or any(a is not b for a, b in zip(current, self._published)):
-            self._published = current
-            self.bundle: Bundle = namespace_bundle(*current)
+        trie, frequent, recycled, model = self._published
+        if (
+            self.memory.trie is not trie
+            or self.memory.frequent is not frequent
+            or self.recycled is not recycled
+            or self.model is not model
+        ):
+            self._published = self.memory.trie, self.memory.frequent, self.recycled, self.model
+            self.bundle: Bundle = namespace_bundle(*self._published)
 
     def ensure_recycling(self) -> None:
         if len(self.recycled.keys) == 0:
