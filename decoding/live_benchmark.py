@@ -80,7 +80,7 @@ class Answer:
     rows: int = 1
     outside_tokens: int = 0  # tokens and steps that did not start in a repetition loop
     outside_steps: int = 0
-    same: bool = True
+    same: bool | None = None  # None: there was no reference
     gap: float | None = None
     drafted: int = 0
     accepted_by_source: dict[str, int] = field(default_factory=dict)
@@ -242,8 +242,9 @@ def _row(answers: list[Answer]) -> dict:
                 sum(a.outside_steps for a in group), 1
             )
             row[f"{name} nodes/step"] = sum(a.drafted for a in group) / steps
-            if "generate" in by_name or "plain" in by_name:  # else there was nothing to compare with
-                row[f"{name} same text"] = sum(a.same for a in group) / len(group)
+            compared = [a.same for a in group if a.same is not None]
+            if compared:
+                row[f"{name} same text"] = sum(compared) / len(compared)
             row[f"{name} overhead"] = _overhead(group)
     if "redraft" in by_name:
         group = by_name["redraft"]

@@ -112,7 +112,7 @@ def run_live(args: argparse.Namespace, prompts: Callable | None = None) -> dict:
     rows = task_rows(answers)
     print(_table(rows))
     redraft = [answer for answer in answers if answer.contender in drafters]
-    parted = [answer.gap for answer in redraft if not answer.same]
+    parted = [answer.gap for answer in redraft if answer.same is False]
     by_source, by_depth = Counter(), Counter()
     phases = {name: _phases([answer for answer in redraft if answer.contender == name]) for name in drafters}
     for answer in redraft:
@@ -122,9 +122,9 @@ def run_live(args: argparse.Namespace, prompts: Callable | None = None) -> dict:
         by_phase = ", ".join(f"{phase} {1e3 * each:.1f}" for phase, each in seconds.items())
         print(f"{name}, milliseconds of wall time per step: {by_phase}")
     if redraft:
-        print(
-            f"texts that leave the reference: {len(parted)} of {len(redraft)}, at gaps {[round(gap, 3) for gap in parted]}"
-        )
+        compared = sum(answer.same is not None for answer in redraft)
+        gaps = [round(gap, 3) for gap in parted]
+        print(f"texts that leave the reference: {len(parted)} of {compared}, at gaps {gaps}")
     limit = NEAR_TIE if args.dtype in ("bfloat16", "float16") or str(model.dtype) != "torch.float32" else 0.0
     record = {
         "settings": asdict(settings)
