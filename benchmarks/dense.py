@@ -31,7 +31,7 @@ from redraft.decoding.candidates import prefill_positions
 from redraft.replay.loops import in_loop
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
-from redraft.retrieval.dense_index import make_faiss, open_dense, write_dense
+from redraft.retrieval.dense_index import open_dense, write_dense
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.index_directory import open_index, write_array_index
@@ -76,26 +76,28 @@ def main() -> None:
     held = load(args.held)
     with Drafter(DraftConfig()) as drafter:
         drafter.warmup()
-    own = load(args.own)
+    folders = {folder.name: load(folder) for folder in args.own}
+    own = [answer for answers in folders.values() for answer in answers]
     again = [answer for folder in args.again for answer in load(folder)]
     moments = Moments(held[0].states.shape[1])
     for answer in own:
         moments.add(answer.states)
     state_map, kept = moments.map(64)
-    print(f"{len(held)} answers held, {sum(len(a.output) for a in held)} tokens; own answers {tokens_of(own)} tokens;"
-          f" drawn again {tokens_of(again)}; {kept:.0%} of the variance kept")  # fmt: skip
-    stores = {"nothing": []} | {f"own {size}": cut(own, size) for size in args.sizes if size <= tokens_of(own)}
-    stores["own all"] = own
-    if again:
-        stores["drawn again"] = again
-        stores["drawn again + own all"] = again + own
+    print(
+        f"{len(held)} answers held, {tokens_of(held)} tokens; own answers {tokens_of(own)} tokens;"
+        f" drawn again {tokens_of(again)}; {kept:.0%} of the variance kept"
+    )
+    first = next(iter(folders.values()))
+    stores = {"nothing": []} | {f"own {size}": cut(first, size) for size in args.sizes if size < tokens_of(first)}
+    stores |= {f"own: {name}": answers for name, answers in folders.items()}
+    stores |= {"drawn again": again, "everything": again + own}
     record = provenance("faiss-cpu") | {
         "prompts": len(held), "tokens": int(sum(len(a.output) for a in held)), "variance kept": round(kept, 4),
         "stores": {name: tokens_of(store) for name, store in stores.items()}, "results": {},
     }  # fmt: skip
-    record["index"] = measure_index(own + again, held, state_map)
-    print(json.dumps(record["index"]))
     with tempfile.TemporaryDirectory() as folder:
+        record["index"] = measure_index(again + own, held, state_map, Path(folder))
+        print(json.dumps(record["index"], indent=1), flush=True)
         for name, store in stores.items():
             paths = build(Path(folder) / name.replace(" ", "-"), store, state_map) if store else (None, None)
             record["results"][name] = compare(name, held, state_map, paths, args)
@@ -104,13 +106,18 @@ def main() -> None:
                 name, paths = dense.name, (index.corpus.path, dense)
                 record["stores"][name] = len(index.corpus.tokens)
                 record["results"][name] = compare(name, held, index.map, paths, args)
+    if args.model:
+        record["live, milliseconds per step"] = live(args, args.built[0])
+        print(json.dumps(record["live, milliseconds per step"], indent=1))
     if args.record:
         (RECORDS / f"dense-{record['date']}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def compare(name: str, held, state_map: StateMap, paths, args) -> dict:
     """Replay all variants that make sense with this store; print and return the summary."""
-    wanted = [v for v in VARIANTS if paths[0] is not None or v in WITHOUT_STORE]
+    wanted = list(VARIANTS) if paths[0] is not None else WITHOUT_STORE
+    if name not in ("nothing", "everything"):
+        wanted = wanted[:-3]
     results = {variant: replay(held, state_map, paths, variant, args.successors) for variant in wanted}
     summary = summarise(results)
     show(name, summary)
@@ -120,11 +127,13 @@ def compare(name: str, held, state_map: StateMap, paths, args) -> dict:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("held", type=Path)
-    parser.add_argument("--own", type=Path, required=True)
+    parser.add_argument("--own", type=Path, nargs="+", required=True)
     parser.add_argument("--again", type=Path, nargs="*", default=[])
     parser.add_argument("--successors", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[5000, 20_000, 50_000, 100_000, 300_000])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[5000, 20_000, 50_000, 100_000])
     parser.add_argument("--built", type=Path, nargs="*", default=[], help="dense indexes")
+    parser.add_argument("--model", help="also run the real loop, with and without the first of --built")
+    parser.add_argument("--prompts", type=Path, help="for that: JSON lines with turns")
     parser.add_argument("--record", action="store_true", help="write the dated record")
     return parser.parse_args()
 
@@ -308,43 +317,103 @@ def paired(base, rows, rounds: int = 2000) -> list[float]:
     return [round(float(x), 3) for x in (middle, *np.percentile(differences, [2.5, 97.5]))]
 
 
-def measure_index(store, held, state_map: StateMap, count: int = 200_000) -> dict:
+def measure_index(store, held, state_map: StateMap, folder: Path, count: int = 200_000) -> dict:
     """Recall, size and time of the FAISS structure: on the store as it is, and on `count` keys made from it."""
-    keys = np.concatenate([state_map.project(answer.states[-len(answer.output) :]) for answer in store])
-    asked = np.concatenate([state_map.project(answer.states[-len(answer.output) :]) for answer in held])
-    asked = asked[np.linspace(0, len(asked) - 1, min(1000, len(asked))).astype(int)]
+    keys, tokens = _keys_and_tokens(store, state_map)
+    asked = _keys_and_tokens(held, state_map)
+    chosen = np.linspace(0, len(asked[0]) - 1, min(1000, len(asked[0]))).astype(int)
+    asked = asked[0][chosen], asked[1][chosen]
     generator = np.random.default_rng(0)
-    found = {"real states": _index_figures(keys, asked)}
+    found = {"real states": _index_figures(keys, tokens, asked, folder / "real")}
     # More keys than were recorded: each real one several times, moved a little along the differences between real ones.
-    drawn = keys[generator.integers(len(keys), size=count)]
-    moved = drawn + 0.35 * (
-        keys[generator.integers(len(keys), size=count)] - keys[generator.integers(len(keys), size=count)]
-    )
-    found[f"{count} keys made from them"] = _index_figures(
-        (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float32), asked
-    )
+    drawn = generator.integers(len(keys), size=count)
+    away = keys[generator.integers(len(keys), size=count)] - keys[generator.integers(len(keys), size=count)]
+    moved = keys[drawn] + 0.35 * away
+    moved = (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float32)
+    found[f"{count} keys made from them"] = _index_figures(moved, tokens[drawn], asked, folder / "made")
     return found
 
 
-def _index_figures(keys: np.ndarray, asked: np.ndarray) -> dict:
-    import faiss
+def _keys_and_tokens(answers, state_map: StateMap) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of all outputs, and the tokens that were chosen there."""
+    keys = np.concatenate([state_map.project(answer.states[-len(answer.output) :]) for answer in answers])
+    return keys, np.concatenate([answer.output for answer in answers])
 
-    index, described = make_faiss(keys)
-    found = index.search(asked, 50)[1]
-    true = [np.argpartition(-(keys @ key), 49)[:50] for key in asked]
-    recall = np.mean([len(np.intersect1d(a, b)) / 50 for a, b in zip(found, true)])
-    times = []
-    for key in asked:
-        started = time.thread_time()
-        index.search(key[None], 50)
-        times.append(time.thread_time() - started)
-    size = len(faiss.serialize_index(index)) + 4 * len(keys)
-    return described | {
-        "keys": len(keys), "recall at 50 of new states": round(float(recall), 4),
+
+def _index_figures(keys: np.ndarray, tokens: np.ndarray, asked, path: Path) -> dict:
+    described = {"fingerprint": None, "name": "SmolLM2", "vocab_size": VOCABULARY}
+    text = np.concatenate([[0], tokens]).astype(np.int32)
+    corpus, dense = path.with_suffix(".index"), path.with_suffix(".dense")
+    write_array_index(corpus, text, np.array([len(text)]), tokenizer=described, options={}, sources=[])
+    origin = StateOrigin("SmolLM2-135M-Instruct", "", "bfloat16", -1)
+    nothing = StateMap(np.eye(keys.shape[1], dtype=np.float32), np.zeros(keys.shape[1]))
+    with open_index(corpus) as opened:
+        positions = np.arange(1, len(text), dtype=np.int32)
+        options = write_dense(dense, opened, keys, positions, nothing, origin, options={})
+    with open_dense(dense) as index:
+        plain, restricted, recall, recall_of_token = [], [], [], []
+        for key, token in zip(*asked):
+            started = time.thread_time()
+            places = index.nearest(key, 50)[1]
+            plain.append(time.thread_time() - started)
+            similarities = keys @ key
+            recall.append((similarities[places - 1] >= np.partition(similarities, -50)[-50] - 1e-6).sum() / 50)
+            started = time.thread_time()
+            places = index.search(key, int(token), 16)[1]
+            restricted.append(time.thread_time() - started)
+            same = np.flatnonzero(tokens == token)
+            if len(same):
+                true = same[np.argsort(-(keys[same] @ key))[:8]] + 1
+                recall_of_token.append(len(np.intersect1d(places[:8], true)) / len(true))
+        size = (dense / "faiss.npy").stat().st_size + (dense / "positions.npy").stat().st_size
+    return {
+        "keys": len(keys), "factory": options["factory"], "nprobe": options["nprobe"],
+        "recall at 50 of new states": round(float(np.mean(recall)), 4),
+        "recall at 8 among the token's own": round(float(np.mean(recall_of_token)), 4),
         "bytes per key, positions included": round(size / len(keys), 2),
-        "microseconds per search, p50": round(1e6 * float(np.median(times)), 1),
-        "microseconds per search, p99": round(1e6 * float(np.percentile(times, 99)), 1),
+        "microseconds, 50 nearest, p50 and p99": _percentiles(plain),
+        "microseconds, of one token, p50 and p99": _percentiles(restricted),
     }  # fmt: skip
+
+
+def _percentiles(seconds) -> list[float]:
+    return [round(1e6 * float(np.percentile(seconds, q)), 1) for q in (50, 99)]
+
+
+def live(args, dense_path: Path) -> dict:
+    """The real loop with and without the dense index on a few prompts, in turn: milliseconds per step by phase."""
+    import torch
+
+    from redraft.commands.bench import read_prompts
+    from redraft.decoding.generate import generate
+    from redraft.decoding.loading import load_model
+
+    model, tokenizer = load_model(args.model, dtype="bfloat16")
+    prompts = read_prompts(args.prompts, tokenizer, 1, None, 1, model.device)
+    config = DraftConfig(vocab_size=VOCABULARY)
+    with open_dense(dense_path) as index:
+        corpus = index.corpus.path
+    found: dict[str, dict] = {}
+    with (
+        Drafter(config, indexes=[corpus], successors=args.successors) as sparse,
+        Drafter(config, indexes=[corpus], successors=args.successors, dense=dense_path) as dense,
+    ):
+        totals = {"sparse": [0, 0, defaultdict(float), sparse], "with dense": [0, 0, defaultdict(float), dense]}
+        for prompt in prompts:
+            texts = []
+            for entry in totals.values():
+                result = generate(model, prompt.ids, entry[3], max_new_tokens=64, max_nodes=16, adaptive=False)
+                entry[0] += result.stats.new_tokens - result.stats.first_tokens
+                entry[1] += result.stats.steps
+                for phase, seconds in result.stats.seconds.items():
+                    entry[2][phase] += seconds
+                texts.append(result.sequences)
+            found.setdefault("same text", []).append(bool(torch.equal(*texts)))
+        for name, (tokens, steps, seconds, _) in totals.items():
+            found[name] = {"tokens per step": round(tokens / steps, 3)} | {
+                phase: round(1e3 * spent / steps, 3) for phase, spent in seconds.items() if phase != "prefill"
+            }
+    return found
 
 
 def show(name: str, summary: dict) -> None:

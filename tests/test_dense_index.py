@@ -149,6 +149,12 @@ def test_lists_of_small_numbers_find_nearly_all_and_are_small():
     assert np.mean([len(set(a) & set(b)) / 50 for a, b in zip(found.tolist(), true.tolist())]) >= 0.95
 
 
+def test_equal_keys_do_not_count_as_missed():
+    """A text that repeats itself: any of the equal keys will do, and no number of lists finds particular ones."""
+    keys = np.repeat(clustered_keys(60, 64), 200, axis=0)
+    assert make_faiss(keys)[1]["nprobe"] == 16
+
+
 def test_the_structure_follows_the_number_of_keys():
     assert [factory_for(n) for n in (1, 4000, 4001, 200_000, 10_000_000)] == [
         "Flat", "Flat", "IVF64,SQ8", "IVF1024,SQ8", "IVF4096,SQ8",
