@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
+from dense_faiss import measure_index
 from machine import RECORDS, provenance
 
 from redraft.decoding.candidates import prefill_positions
@@ -96,7 +97,9 @@ def main() -> None:
         "stores": {name: tokens_of(store) for name, store in stores.items()}, "results": {},
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        record["index"] = measure_index(again + own, held, state_map, Path(folder))
+        record["index"] = measure_index(
+            keys_and_tokens(again + own, state_map), keys_and_tokens(held, state_map), Path(folder)
+        )
         print(json.dumps(record["index"], indent=1), flush=True)
         for name, store in stores.items():
             paths = build(Path(folder) / name.replace(" ", "-"), store, state_map) if store else (None, None)
@@ -317,75 +320,17 @@ def paired(base, rows, rounds: int = 2000) -> list[float]:
     return [round(float(x), 3) for x in (middle, *np.percentile(differences, [2.5, 97.5]))]
 
 
-def measure_index(store, held, state_map: StateMap, folder: Path, count: int = 200_000) -> dict:
-    """Recall, size and time of the FAISS structure: on the store as it is, and on `count` keys made from it."""
-    keys, tokens = _keys_and_tokens(store, state_map)
-    asked = _keys_and_tokens(held, state_map)
-    chosen = np.linspace(0, len(asked[0]) - 1, min(1000, len(asked[0]))).astype(int)
-    asked = asked[0][chosen], asked[1][chosen]
-    generator = np.random.default_rng(0)
-    found = {"real states": _index_figures(keys, tokens, asked, folder / "real")}
-    # More keys than were recorded: each real one several times, moved a little along the differences between real ones.
-    drawn = generator.integers(len(keys), size=count)
-    away = keys[generator.integers(len(keys), size=count)] - keys[generator.integers(len(keys), size=count)]
-    moved = keys[drawn] + 0.35 * away
-    moved = (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float32)
-    found[f"{count} keys made from them"] = _index_figures(moved, tokens[drawn], asked, folder / "made")
-    return found
-
-
-def _keys_and_tokens(answers, state_map: StateMap) -> tuple[np.ndarray, np.ndarray]:
+def keys_and_tokens(answers, state_map: StateMap) -> tuple[np.ndarray, np.ndarray]:
     """The keys of all outputs, and the tokens that were chosen there."""
     keys = np.concatenate([state_map.project(answer.states[-len(answer.output) :]) for answer in answers])
     return keys, np.concatenate([answer.output for answer in answers])
 
 
-def _index_figures(keys: np.ndarray, tokens: np.ndarray, asked, path: Path) -> dict:
-    described = {"fingerprint": None, "name": "SmolLM2", "vocab_size": VOCABULARY}
-    text = np.concatenate([[0], tokens]).astype(np.int32)
-    corpus, dense = path.with_suffix(".index"), path.with_suffix(".dense")
-    write_array_index(corpus, text, np.array([len(text)]), tokenizer=described, options={}, sources=[])
-    origin = StateOrigin("SmolLM2-135M-Instruct", "", "bfloat16", -1)
-    nothing = StateMap(np.eye(keys.shape[1], dtype=np.float32), np.zeros(keys.shape[1]))
-    with open_index(corpus) as opened:
-        positions = np.arange(1, len(text), dtype=np.int32)
-        options = write_dense(dense, opened, keys, positions, nothing, origin, options={})
-    with open_dense(dense) as index:
-        plain, restricted, recall, recall_of_token = [], [], [], []
-        for key, token in zip(*asked):
-            started = time.thread_time()
-            places = index.nearest(key, 50)[1]
-            plain.append(time.thread_time() - started)
-            similarities = keys @ key
-            recall.append((similarities[places - 1] >= np.partition(similarities, -50)[-50] - 1e-6).sum() / 50)
-            started = time.thread_time()
-            places = index.search(key, int(token), 16)[1]
-            restricted.append(time.thread_time() - started)
-            same = np.flatnonzero(tokens == token)
-            if len(same):
-                true = same[np.argsort(-(keys[same] @ key))[:8]] + 1
-                recall_of_token.append(len(np.intersect1d(places[:8], true)) / len(true))
-        size = (dense / "faiss.npy").stat().st_size + (dense / "positions.npy").stat().st_size
-    return {
-        "keys": len(keys), "factory": options["factory"], "nprobe": options["nprobe"],
-        "recall at 50 of new states": round(float(np.mean(recall)), 4),
-        "recall at 8 among the token's own": round(float(np.mean(recall_of_token)), 4),
-        "bytes per key, positions included": round(size / len(keys), 2),
-        "microseconds, 50 nearest, p50 and p99": _percentiles(plain),
-        "microseconds, of one token, p50 and p99": _percentiles(restricted),
-    }  # fmt: skip
-
-
-def _percentiles(seconds) -> list[float]:
-    return [round(1e6 * float(np.percentile(seconds, q)), 1) for q in (50, 99)]
-
-
 def live(args, dense_path: Path) -> dict:
     """The real loop with and without the dense index on a few prompts, in turn: milliseconds per step by phase."""
-    import torch
-
     from redraft.commands.bench import read_prompts
     from redraft.decoding.generate import generate
+    from redraft.decoding.live_benchmark import NEAR_TIE, _compare
     from redraft.decoding.loading import load_model
 
     model, tokenizer = load_model(args.model, dtype="bfloat16")
@@ -407,8 +352,10 @@ def live(args, dense_path: Path) -> dict:
                 entry[1] += result.stats.steps
                 for phase, seconds in result.stats.seconds.items():
                     entry[2][phase] += seconds
-                texts.append(result.sequences)
-            found.setdefault("same text", []).append(bool(torch.equal(*texts)))
+                texts.append([result.sequences[0, prompt.ids.shape[1] :].tolist()])
+            same, gap = _compare(model, prompt, *texts)
+            assert same or gap < NEAR_TIE, f"texts part where the best logits are {gap} apart"
+            found.setdefault("gaps of the logits where texts part", []).append(None if same else round(gap, 4))
         for name, (tokens, steps, seconds, _) in totals.items():
             found[name] = {"tokens per step": round(tokens / steps, 3)} | {
                 phase: round(1e3 * spent / steps, 3) for phase, spent in seconds.items() if phase != "prefill"
