@@ -64,9 +64,9 @@ class Candidates:
         copies = [np.array(array, order="C") for array in (self.tokens, self.previous, self.ids, self.probs)]
         tokens, previous, ids, probs = copies
         shaped = tokens.ndim == previous.ndim == 1 and ids.ndim == probs.ndim == 2 and ids.shape == probs.shape
-        if shaped and len(tokens) == len(previous) == len(ids) and [array.dtype for array in copies] == _DTYPES:
-            if _sound(tokens, previous, ids, probs, _NO_LIMIT if vocab_size is None else vocab_size):
-                return Candidates(*copies)
+        fit = shaped and len(tokens) == len(previous) == len(ids) and [array.dtype for array in copies] == _DTYPES
+        if fit and _sound(tokens, previous, ids, probs, _NO_LIMIT if vocab_size is None else vocab_size):
+            return Candidates(*copies)
         return Candidates.checked(*copies, vocab_size)
 
 
