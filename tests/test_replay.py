@@ -223,7 +223,7 @@ class TestWalk:
             ([-1, 1], [1, 2], [1, 1], [0, 0], "earlier node"),
             ([-1, -1], [1, 1], [1, 1], [0, 0], "siblings"),
             ([-1], [1], [np.nan], [0], "finite"),
-            ([-1], [1], [1], [200], "sources must be below 10, got 200"),
+            ([-1], [1], [1], [200], f"sources must be below {len(Source.NAMES)}, got 200"),
         ],
     )
     def test_a_tree_that_is_none_is_refused(self, parents, tokens, probs, sources, complaint):
