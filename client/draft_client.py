@@ -29,12 +29,13 @@ import grpc
 import numpy as np
 
 from redraft.client.circuit_breaker import CircuitBreaker
-from redraft.client.client_session import ClientSession, Seat, checked_candidates, checked_hidden
+from redraft.client.client_session import ClientSession, checked_candidates, checked_hidden
 from redraft.client.client_stats import ClientStats
 from redraft.client.connection import Connection, Sent
 from redraft.client.connection_keeper import ConnectionKeeper
-from redraft.client.outgoing import Commit, Outgoing
-from redraft.client.replies import compile_checks, read_states, read_trees
+from redraft.client.outgoing import Outgoing
+from redraft.client.replies import compile_checks, read_trees
+from redraft.client.seating import Seating, leave
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import IndexFormatError, RedraftError
@@ -91,10 +92,9 @@ class DraftClient:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._breaker = CircuitBreaker()
-        self._session_ids, self._remote_ids = itertools.count(1), itertools.count(1)
+        self._session_ids = itertools.count(1)
         self._closed = False
-        self._states: tuple[StateMap, StateOrigin] | None = None  # as handed out, and the message it was read from
-        self._states_sent: pb.StateMap | None = None
+        self._seating = Seating(self.stats)
         self._compiled = threading.Event()
         self._ngram = NgramDrafter(self._config)
         threading.Thread(target=self._compile, name="redraft-client-compiler", daemon=True).start()
@@ -119,10 +119,9 @@ class DraftClient:
         None while no server is connected, and where it takes none. A server with another map that comes later gets no states.
         """
         with self._lock:
-            current = self._keeper.current
-            if self._states is None and current is not None:
-                self._states, self._states_sent = read_states(current.info), current.info.state_map
-            return self._states
+            if self._keeper.current is not None:
+                self._seating.learn_states(self._keeper.current.info)
+            return self._seating.states
 
     @property
     def hidden_size(self) -> int:
@@ -140,7 +139,7 @@ class DraftClient:
         with self._lock:
             if self._obstacle() is None:
                 outgoing = Outgoing(self._keeper.current)
-                self._take_seat(outgoing, session, reopened=False)
+                self._seating.take(outgoing, session, reopened=False)
                 outgoing.send()
         return session
 
@@ -251,10 +250,10 @@ class DraftClient:
             seat, connection = session.seat, self._keeper.current
             if seat is not None and seat.connection is connection and connection.alive:
                 outgoing = Outgoing(connection)
-                self._add_unsent(outgoing, session)
+                self._seating.tell(outgoing, session)
                 outgoing.add_close(seat.remote)
                 outgoing.send()
-            self._leave_seat(session)
+            leave(session)
 
     def draft_for(self, sessions, max_nodes: int | None, min_prob: float | None, proposals) -> list[DraftTree]:
         """One round: ask the server for a tree for each session, and draft for those that it does not answer."""
@@ -298,7 +297,7 @@ class DraftClient:
         outgoing = Outgoing(self._keeper.current)
         remotes, reasons, drafts = {}, {}, []
         for session, proposal in zip(sessions, proposals):
-            reason = self._bring_up_to_date(outgoing, session)
+            reason = self._seating.bring_up_to_date(outgoing, session)
             if reason is not None:
                 reasons[session.id] = reason
                 continue
@@ -310,73 +309,14 @@ class DraftClient:
         sent = outgoing.send()
         return (sent if remotes else None), remotes, reasons, patient
 
-    def _bring_up_to_date(self, outgoing: Outgoing, session: ClientSession) -> str | None:
-        """Tell the server all of a session that it does not know; returns why the session cannot draft now."""
-        seat = session.seat
-        if seat is None or seat.connection is not self._keeper.current:
-            if session.too_large:
-                return "too_large"
-            if not session.retry.allows():
-                return "session"
-            self._take_seat(outgoing, session, reopened=True)
-            return "reopening"
-        if seat.reopened and not seat.ready:
-            return "reopening"
-        self._add_unsent(outgoing, session)
-        return None
-
-    def _take_seat(self, outgoing: Outgoing, session: ClientSession, *, reopened: bool) -> None:
-        """Open a session on the stream, from its history."""
-        connection = self._keeper.current
-        # On the stream where it was, the server has closed it and learned its output: now all of it is prompt.
-        learned = session.seat is None and session.was_seated
-        cut = session.length if learned else session.prompt_length
-        prompt, output = pack_int32(session.tokens[:cut]), pack_int32(session.tokens[cut:])
-        if not outgoing.fits(len(prompt) + len(session.namespace)) or not outgoing.fits(len(output)):
-            session.too_large = True
-            _log.warning("session %d does not fit into a message: it drafts without the server", session.id)
-            return
-        session.seat = Seat(connection, next(self._remote_ids), reopened)
-        connection.seats[session.seat.remote] = session
-        outgoing.add_open(session.seat, prompt, session.namespace)
-        if output:
-            outgoing.add_commit(session.seat.remote, Commit(cut, output))
-        self.stats.reopened += session.was_seated
-        session.was_seated = True
-
-    def _leave_seat(self, session: ClientSession) -> None:
-        if session.seat is not None:
-            session.seat.connection.seats.pop(session.seat.remote, None)
-            session.seat = None
-
-    def _add_unsent(self, outgoing: Outgoing, session: ClientSession) -> None:
-        for change in session.seat.unsent:
-            if isinstance(change, int):
-                outgoing.add_truncate(session.seat.remote, change)
-                continue
-            if change.hidden and not self._takes_states(self._keeper.current.info, len(change.hidden)):
-                change.hidden = b""
-                self.stats.hidden_dropped += 1
-            if not outgoing.fits(change.size):
-                change.candidates, change.hidden = None, b""
-                self.stats.candidates_dropped += 1
-            outgoing.add_commit(session.seat.remote, change)
-        session.seat.unsent.clear()
-
-    def _takes_states(self, info, size: int) -> bool:
-        """Whether a server takes states projected with the map that this client has handed out."""
-        if self._states is None:  # the caller projects with a map of its own
-            return info.hidden_size > 0 and size % (4 * info.hidden_size) == 0
-        return info.state_map.numbers == self._states_sent.numbers
-
     def _post_unsent(self, session: ClientSession) -> None:
         """Send commits that nobody asks a draft for; give the seat up if they cannot be sent for long."""
         if self._obstacle() is None and session.seat.connection is self._keeper.current:
             outgoing = Outgoing(self._keeper.current)
-            self._add_unsent(outgoing, session)
+            self._seating.tell(outgoing, session)
             outgoing.send()
         elif len(session.seat.unsent) > _MOST_UNSENT:
-            self._leave_seat(session)
+            leave(session)
 
     # One round, without the lock.
 
@@ -446,7 +386,7 @@ class DraftClient:
                 if session is not None:
                     _log.warning("the draft server refused a session: %s", error.message)
                     session.retry.failure()
-                    self._leave_seat(session)
+                    leave(session)
                     outgoing.add_close(error.session_id)
             outgoing.send()
         for seat in sent.opened:

@@ -54,7 +54,7 @@ class Outgoing:
 
     def __init__(self, connection: Connection) -> None:
         self.total = 0  # bytes of all messages
-        self._connection = connection
+        self.connection = connection
         self._limit = connection.info.max_message_bytes or _DEFAULT_LIMIT
         self._start()
 
@@ -113,7 +113,7 @@ class Outgoing:
         """Send what is left; None if there is nothing."""
         if not self._request.steps:
             return None
-        sent = self._connection.send(self._request, self._opened)
+        sent = self.connection.send(self._request, self._opened)
         self._start()
         return sent
 

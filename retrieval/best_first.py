@@ -36,7 +36,7 @@ MAX_BUDGET = 512
 MAX_DEPTH = 48
 NEGLIGIBLE = 0.016  # an open candidate is dropped below this, divided by the budget
 BREADTH = 1.5  # as many candidates are asked for at a place as could come into the tree, times this,
-MIN_BREADTH = 6  # but so many at least
+MIN_BREADTH = 8  # but so many at least
 EXPANSION = 0.5  # a node is evaluated if its rank times this would still come into the tree
 
 
@@ -167,7 +167,7 @@ def _expand(knowledge, work, draft, enabled, node, n_open, room, floor, min_prob
     most = max(MIN_BREADTH, min(_most_candidates(knowledge), np.int64(BREADTH * above * discount / needed)))
     blend.gather(knowledge, places, node + 1, ballot, draft, enabled, most)
     blend.score(knowledge.model, ballot)
-    for row in range(ballot.header[0]):
+    for row in range(ballot.header[ev.N_CANDIDATES]):
         prob = above * ballot.scores[row]
         rank = prob * discount
         if rank < floor or prob < min_prob or (n_open == room and rank <= work.open_ranks[0]):
@@ -191,7 +191,7 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
     places = work.places
     blend.copy_place(state_at(session), places)
     places.proposed[0] = -1 if len(draft[0]) else -2
-    work.ballot.header[4] += 1
+    work.ballot.header[ev.USED_STAMP] += 1
     floor = NEGLIGIBLE / max_nodes
     n_open = _expand(knowledge, work, draft, enabled, -1, 0, max_nodes, floor, min_prob)
     n = 0
@@ -218,11 +218,11 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
 def certainty(session, namespace, drafter, workspace, proposed, enabled):
     """How probable the likeliest next token is by what is known now: whether a slower source is worth asking."""
     knowledge, state, ballot = knowledge_at(session, namespace, drafter), state_at(session), _ballot_at(workspace)
-    ballot.header[4] += 1
+    ballot.header[ev.USED_STAMP] += 1
     blend.gather(knowledge, state, 0, ballot, _proposal_at(proposed), enabled, _most_candidates(knowledge))
     blend.score(knowledge.model, ballot)
     best = 0.0
-    for row in range(ballot.header[0]):
+    for row in range(ballot.header[ev.N_CANDIDATES]):
         best = max(best, ballot.scores[row])
     return best
 
@@ -240,7 +240,7 @@ def learn_tokens(session, namespace, drafter, workspace, proposed, enabled, tail
     done = np.int64(begin)
     while done < len(tokens) and pt.has_room(knowledge.session):
         token = tokens[done]
-        ballot.header[4] += 1
+        ballot.header[ev.USED_STAMP] += 1
         blend.gather(knowledge, state, 0, ballot, draft, enabled, _most_candidates(knowledge))
         blend.score(knowledge.model, ballot)
         blend.learn(knowledge.model, ballot, token)

@@ -157,7 +157,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
     if _uses(enabled, _FREQUENT):  # the memory's most frequent tokens
         contexts.add_frequent(ballot, knowledge.frequent)
 
-    ballot.header[2] = ev.situation(session_length, memory_length, corpus_length)
+    ballot.header[ev.SITUATION] = ev.situation(session_length, memory_length, corpus_length)
     # What a matching source did not name is evidence as well, and so is how long ago a token was used.
     if session_total > 0:
         cell = ev.absent_cell(ev.SESSION_ABSENT_CELLS, session_length, session_total, session_distinct)
@@ -182,7 +182,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
 @inner(inline=False)
 def score(model, ballot):
     """Fill `ballot.scores` with P(candidate) for every candidate."""
-    n, situation, present = ballot.header[0], ballot.header[2], ballot.header[5]
+    n, situation, present = ballot.header[ev.N_CANDIDATES], ballot.header[ev.SITUATION], ballot.header[ev.PRESENT]
     scores, named_by, cells, weights = ballot.scores, ballot.named_by, model.cells, model.weights
     common = weights[situation, ev.N_SLOTS]
     for row in range(n):
@@ -213,7 +213,7 @@ def strongest_slot(model, ballot, row):
     """The slot whose evidence speaks most for a candidate, among those that can name one; tells the node's source."""
     best, best_strength = ev.FREQUENT, np.float32(-1e30)
     for slot in range(ev.AGE):
-        cell = ballot.cells[slot, row] if ballot.header[5] >> slot & 1 else 0
+        cell = ballot.cells[slot, row] if ballot.header[ev.PRESENT] >> slot & 1 else 0
         if cell and not _is_absence(cell) and model.cells[cell, STRENGTH] > best_strength:
             best, best_strength = slot, model.cells[cell, STRENGTH]
     return best
@@ -222,23 +222,23 @@ def strongest_slot(model, ballot, row):
 @inner(inline=False)
 def learn(model, ballot, token):
     """The target wrote `token` where `ballot` (scored) was open."""
-    weights, situation = model.weights, ballot.header[2]
+    weights, situation = model.weights, ballot.header[ev.SITUATION]
     scores, named_by = ballot.scores, ballot.named_by
-    for row in range(ballot.header[0]):
+    for row in range(ballot.header[ev.N_CANDIDATES]):
         scores[row] = (1.0 if ballot.tokens[row] == token else 0.0) - scores[row]  # the error, from here on
         step = np.float32(WEIGHT_RATE) * np.float32(scores[row])
         weights[named_by[row], ev.N_SLOTS] += step
         weights[situation, ev.N_SLOTS] += step
     for slot in range(ev.N_SLOTS):
-        if ballot.header[5] >> slot & 1:
+        if ballot.header[ev.PRESENT] >> slot & 1:
             _learn_slot(model, ballot, token, slot)
 
 
 @inner(inline=False)
 def _learn_slot(model, ballot, token, slot):
     """The same for the cells and weights of one slot; `ballot.scores` holds the errors."""
-    cells, weights, situation = model.cells, model.weights, ballot.header[2]
-    for row in range(ballot.header[0]):
+    cells, weights, situation = model.cells, model.weights, ballot.header[ev.SITUATION]
+    for row in range(ballot.header[ev.N_CANDIDATES]):
         cell = ballot.cells[slot, row]
         if cell == 0:
             continue

@@ -109,14 +109,18 @@ TRACK_RECORD_PAIR_CELLS = _cells(1 << TRACK_RECORD_PAIR_BITS)
 N_CELLS = sum(_sizes)
 
 
+# entries of Ballot.header
+N_CANDIDATES, STAMP, SITUATION, MOST, USED_STAMP, PRESENT = range(6)
+
+
 class Ballot(NamedTuple):
     """The candidates for one place and the evidence for each.
 
     tokens: int32[48]; named_by: int32[48]  BY_* bits; cells: int32[N_SLOTS, 48]  cell per slot and candidate, 0 = none;
     scores: float64[48]  filled by `blend.score`; lookup: int64[128]  open addressing, stamp << 8 | candidate;
     used: int64[256, 3]  stamp, token and where this session last used it: a draft meets the same tokens at many places;
-    header: int64[6]  number of candidates, stamp, row of the situation's weights, most candidates, stamp of `used`, a bit
-    per slot in which some candidate has a cell.
+    header: int64[6]  N_CANDIDATES at this place, its STAMP, row of the SITUATION's weights, MOST candidates wanted, stamp of
+    `used`, and PRESENT: a bit per slot in which some candidate has a cell.
     """
 
     tokens: np.ndarray
@@ -145,12 +149,12 @@ def clear(ballot, most):
     """Begin another place, which is to have at most `most` candidates."""
     header = ballot.header
     for slot in range(N_SLOTS):
-        if header[5] >> slot & 1:
-            ballot.cells[slot, : header[0]] = 0
-    header[0] = 0
-    header[1] += 1
-    header[3] = most
-    header[5] = 0
+        if header[PRESENT] >> slot & 1:
+            ballot.cells[slot, : header[N_CANDIDATES]] = 0
+    header[N_CANDIDATES] = 0
+    header[STAMP] += 1
+    header[MOST] = most
+    header[PRESENT] = 0
 
 
 @inner(inline=False)
@@ -159,7 +163,7 @@ def candidate(ballot, token):
     if token < 0:
         return np.int64(-1)
     lookup, header = ballot.lookup, ballot.header
-    stamp = header[1] << 8
+    stamp = header[STAMP] << 8
     slot = (np.int64(token) * 0x9E3779B1 >> 16) & 127
     while True:
         entry = lookup[slot]
@@ -169,10 +173,10 @@ def candidate(ballot, token):
         if ballot.tokens[row] == token:
             return row
         slot = (slot + 1) & 127
-    row = header[0]
-    if row == header[3]:
+    row = header[N_CANDIDATES]
+    if row == header[MOST]:
         return np.int64(-1)
-    header[0] = row + 1
+    header[N_CANDIDATES] = row + 1
     lookup[slot] = stamp | row
     ballot.tokens[row] = token
     ballot.named_by[row] = 0
@@ -183,7 +187,7 @@ def candidate(ballot, token):
 def put(ballot, row, slot, cell):
     """Describe candidate `row` by `cell` in `slot`."""
     ballot.cells[slot, row] = cell
-    ballot.header[5] |= 1 << slot
+    ballot.header[PRESENT] |= 1 << slot
 
 
 # --- buckets ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections import OrderedDict
 import numpy as np
 
 from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.forgetting import forget_block
 from redraft.retrieval.kernel import kernel
 
 __all__ = ["Memory"]
@@ -118,7 +119,7 @@ class Memory:
     def _forget_first_block(self, document: int, entry: _Document) -> None:
         block = entry.first_block
         in_block = int((self.trie.text[block * pt.BLOCK : (block + 1) * pt.BLOCK] >= 0).sum())
-        entry.first_block = int(pt.forget_block(self.trie, block, self._window))
+        entry.first_block = int(forget_block(self.trie, block, self._window))
         del self._owners[block]
         entry.tokens -= in_block
         self.n_tokens -= in_block

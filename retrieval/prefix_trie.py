@@ -12,14 +12,12 @@ match is read off the text itself. Besides, every token knows what came two plac
 token is ignored), which bridges a substituted word.
 
 Texts are documents in blocks of 32 tokens, linked in both directions, so that sessions grow side by side and the
-oldest block of a document can go while the rest stays. A context never reaches over the start of its document.
+oldest block of a document can go while the rest stays (`forgetting.py`). A context never reaches over the start of its document.
 
 Cost: insert and forget touch at most 9 contexts a token; a look-up takes at most 8 probes and needs no state between
 steps, so nothing goes stale when other sessions write. About 70 bytes a token on ordinary text. Matches longer than 8
 tokens are the business of the copy pointers (`copy_pointer.py`); a large read-only corpus is better served by a frozen
 suffix automaton (`frozen_automaton.py`) or a suffix array (`suffix_array.py`).
-
-Whoever forgets goes from the start of a document to its end.
 
 Invariants (checked by `check_invariants`):
 1. A stored context's suffix (its parent) is stored and expanded. Children die before their parents.
@@ -227,22 +225,6 @@ def append_tokens(trie, tail, tokens, begin):
     return tail, done
 
 
-@kernel(allocates=False)
-def forget_block(trie, block, window):
-    """Forget the first block of a document and free it; returns the block that is now its first, or -1."""
-    start = np.int64(block) << BLOCK_BITS
-    for position in range(start, start + BLOCK):
-        if trie.text[position] >= 0:
-            forget_from(trie, position, window)
-    trie.text[start : start + BLOCK] = -1
-    first = np.int64(trie.block_next[block])
-    if first >= 0:
-        trie.block_previous[first] = -1
-    trie.block_next[block] = trie.header[FREE_BLOCK]
-    trie.header[FREE_BLOCK] = block
-    return first
-
-
 @inner(inline=False)
 def _new_leaf(trie, parent, token, position):
     """Store a context seen for the first time, its successor being at `position`."""
@@ -284,7 +266,7 @@ def _new_successor(trie, token, count, after):
 
 
 @inner
-def _free_successor(trie, entry):
+def free_successor(trie, entry):
     trie.successors[entry, NEXT] = trie.header[FREE_SUCCESSOR]
     trie.header[FREE_SUCCESSOR] = entry
     trie.header[LIVE_SUCCESSORS] -= 1
@@ -299,7 +281,7 @@ def _count_successor(trie, node, token):
         position += 1
         if position == MAX_SUCCESSORS:
             successors[before, NEXT] = -1
-            _free_successor(trie, entry)
+            free_successor(trie, entry)
             entry = -1
             break
         before, entry = entry, successors[entry, NEXT]
@@ -364,91 +346,6 @@ def insert(trie, position):
             _new_leaf(trie, SKIP_ROOT, text[before_last], position)
         else:
             _observe(trie, child, position, token)
-
-
-@inner(inline=False)
-def _delete(trie, node):
-    """Take a context out of the table (closing the gap) and put it on the free list."""
-    header, nodes, slots = trie.header, trie.nodes, trie.slots
-    entry = nodes[node, FIRST]
-    while entry >= 0:
-        after = trie.successors[entry, NEXT]
-        _free_successor(trie, entry)
-        entry = after
-    mask = len(slots) - 1
-    hole = slot_of(nodes[node, PARENT], nodes[node, TOKEN]) & mask
-    while slots[hole] != node:
-        hole = (hole + 1) & mask
-    probe = hole
-    while True:
-        probe = (probe + 1) & mask
-        other = slots[probe]
-        if other < 0:
-            break
-        home = slot_of(nodes[other, PARENT], nodes[other, TOKEN]) & mask
-        if ((probe - home) & mask) >= ((probe - hole) & mask):
-            slots[hole] = other
-            hole = probe
-    slots[hole] = -1
-    nodes[node, PARENT] = header[FREE_NODE]
-    nodes[node, TOTAL] = 0
-    header[FREE_NODE] = node
-    header[LIVE_NODES] -= 1
-
-
-@inner(inline=False)
-def _forget_successor(trie, node, position):
-    """Undo `_observe` (or the leaf) for the successor at `position`."""
-    nodes, successors = trie.nodes, trie.successors
-    if nodes[node, FIRST] == LEAF:
-        if nodes[node, LAST] == position:
-            _delete(trie, node)
-        return
-    token = trie.text[position]
-    nodes[node, TOTAL] -= 1
-    if nodes[node, LAST] == position:
-        nodes[node, LAST] = -1
-    if nodes[node, TOTAL] <= 0:
-        _delete(trie, node)
-        return
-    entry, before = nodes[node, FIRST], -1
-    while entry >= 0 and successors[entry, SUCCESSOR] != token:
-        before, entry = entry, successors[entry, NEXT]
-    if entry < 0:
-        return
-    successors[entry, COUNT] -= 1
-    if successors[entry, COUNT] == 0:
-        if before >= 0:
-            successors[before, NEXT] = successors[entry, NEXT]
-        else:
-            nodes[node, FIRST] = successors[entry, NEXT]
-        _free_successor(trie, entry)
-
-
-@inner(inline=False)
-def forget_from(trie, start, window):
-    """Forget every context that begins with the token at `start`, the first token of its document.
-
-    `window` is an int32[8] buffer.
-    """
-    text = trie.text
-    position = np.int64(start)
-    for length in range(1, MAX_CONTEXT + 1):
-        window[length - 1] = text[position]
-        position = following(trie, position)
-        if position < 0:
-            return
-        node = ROOT
-        for back in range(length):
-            node = find(trie, node, window[length - 1 - back])
-            if node < 0:
-                break
-        if node >= 0:
-            _forget_successor(trie, node, position)
-        if length == 2:
-            node = find(trie, SKIP_ROOT, window[0])
-            if node >= 0:
-                _forget_successor(trie, node, position)
 
 
 @inner(inline=False)

@@ -16,7 +16,7 @@ def _start(session, workspace):
     state, places = state_at(session), best_first._workspace_at(workspace).places
     blend.copy_place(state, places)
     places.proposed[0] = state.proposed[0]
-    best_first._workspace_at(workspace).ballot.header[4] += 1
+    best_first._workspace_at(workspace).ballot.header[ev.USED_STAMP] += 1
 
 
 @kernel(allocates=False)
@@ -24,7 +24,7 @@ def _evaluate(session, namespace, drafter, workspace, proposed, enabled, place, 
     knowledge, work = knowledge_at(session, namespace, drafter), best_first._workspace_at(workspace)
     blend.gather(knowledge, work.places, place, work.ballot, best_first._proposal_at(proposed), enabled, most)
     blend.score(knowledge.model, work.ballot)
-    for row in range(work.ballot.header[0]):
+    for row in range(work.ballot.header[ev.N_CANDIDATES]):
         slots[row] = blend.strongest_slot(knowledge.model, work.ballot, row)
 
 
@@ -58,7 +58,7 @@ class Probe:
         _evaluate(*self._knowledge(), self._session._drafter.enabled, place, most, self._slots)
         ballot = self._work.ballot
         found = []
-        for row in range(int(ballot.header[0])):
+        for row in range(int(ballot.header[ev.N_CANDIDATES])):
             cells = {slot: int(cell) for slot, cell in enumerate(ballot.cells[:, row]) if cell}
             source = int(ev.SLOT_SOURCE[self._slots[row]])
             named_by, score = int(ballot.named_by[row]), float(ballot.scores[row])

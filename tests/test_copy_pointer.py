@@ -59,9 +59,9 @@ class Pointer:
         ev.clear(ballot, ev.MAX_CANDIDATES)
         slot, base = ev.MEMORY_POINTER, ev.MEMORY_POINTER_CELLS
         copy_pointer.add_pointed(ballot, self.memory.trie, self.row, 0, COLUMN, slot, base)
-        if ballot.header[0] == 0:
+        if ballot.header[ev.N_CANDIDATES] == 0:
             return None
-        assert ballot.header[0] == 1 and ballot.named_by[0] == ev.BY_POINTER
+        assert ballot.header[ev.N_CANDIDATES] == 1 and ballot.named_by[0] == ev.BY_POINTER
         assert base <= ballot.cells[slot, 0] < base + ev._POINTER_CELLS and (ballot.cells[:, 0] > 0).sum() == 1
         return int(ballot.tokens[0])
 

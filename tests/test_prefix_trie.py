@@ -7,6 +7,7 @@ import pytest
 from naive_trie import NaiveContexts
 
 from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.forgetting import forget_block
 from redraft.retrieval.kernel import kernel
 
 
@@ -50,7 +51,7 @@ class Documents:
                 self.trie = pt.grown(self.trie)
 
     def forget_block(self, name):
-        first = pt.forget_block(self.trie, self.firsts[name], np.empty(8, np.int32))
+        first = forget_block(self.trie, self.firsts[name], np.empty(8, np.int32))
         if first < 0:
             del self.firsts[name], self.tails[name]
         else:

@@ -28,7 +28,7 @@ def add_contexts(
     positions are times, as in a session's own text, else a large number.
     """
     nodes, successors = trie.nodes, trie.successors
-    most = min(MAX_SUCCESSORS, ballot.header[3] // 2)
+    most = min(MAX_SUCCESSORS, ballot.header[ev.MOST] // 2)
     longest_total, longest_distinct = 0, 0
     level, last_total = 0, 0
     for depth in range(stored, 0, -1):
@@ -69,10 +69,10 @@ def add_contexts(
 @inner(inline=False)
 def mark_absent(ballot, first_slot, cell):
     """Every candidate that this source did not name gets `cell`."""
-    for row in range(ballot.header[0]):
+    for row in range(ballot.header[ev.N_CANDIDATES]):
         if ballot.cells[first_slot, row] == 0:
             ballot.cells[first_slot, row] = cell
-    ballot.header[5] |= 1 << first_slot
+    ballot.header[ev.PRESENT] |= 1 << first_slot
 
 
 @inner(inline=False)
@@ -115,8 +115,8 @@ def add_frequent(ballot, frequent):
 @inner(inline=False)
 def add_ages(ballot, trie, now, last, before_last):
     """How long ago this session last used each candidate, and whether it repeats one of the last two tokens."""
-    used, stamp = ballot.used, ballot.header[4]
-    for row in range(ballot.header[0]):
+    used, stamp = ballot.used, ballot.header[ev.USED_STAMP]
+    for row in range(ballot.header[ev.N_CANDIDATES]):
         token = np.int64(ballot.tokens[row])
         age = 0
         at = (token * 0x9E3779B1 >> 13) & (ev.N_USED - 1)

@@ -15,7 +15,7 @@ from redraft.retrieval.kernel import inner
 @inner(inline=False)
 def add_track_records(ballot, last):
     """Give every candidate its two cells; tokens that share a cell share their record."""
-    for row in range(ballot.header[0]):
+    for row in range(ballot.header[ev.N_CANDIDATES]):
         token = np.int64(ballot.tokens[row])
         alone = (token * 0x9E3779B1 >> 13) & ((1 << ev.TRACK_RECORD_BITS) - 1)
         pair = ((token * 0x9E3779B1 + last) * 0x2545F491 >> 20) & ((1 << ev.TRACK_RECORD_PAIR_BITS) - 1)
