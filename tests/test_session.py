@@ -13,7 +13,7 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.errors import SessionClosedError
-from redraft.retrieval.session import SHARE_LAG, SHARE_STEP
+from redraft.retrieval.session import PROMPT_TAIL, SHARE_LAG, SHARE_STEP
 
 VOCAB = 50
 GOOD_ROWS = [1, 2], [-1, 1], [[3, 4], [5, 6]], [[0.5, 0.2], [0.9, 0.1]]
@@ -301,13 +301,15 @@ def test_what_was_cut_off_is_not_remembered():
     assert not {21, 22, 23, 24, 25} & set(drafter.open([20]).draft(max_nodes=512).tokens.tolist())
 
 
-def test_what_is_written_after_going_back_into_the_prompt_is_remembered_whole():
+@pytest.mark.parametrize("length", [3, 28, 30])
+def test_what_is_written_after_going_back_into_the_prompt_is_remembered_whole(length):
     drafter = Drafter(DraftConfig(vocab_size=VOCAB))
     session = drafter.open(range(30))
-    session.truncate(3)
+    session.truncate(length)
     session.commit([40, 41, 42, 43, 44, 45])
     session.close()
-    assert drafter._namespaces["default"].memory.n_tokens == 9  # the output, after what is left of the prompt
+    # the output, after the last four tokens of what is left of the prompt
+    assert drafter._namespaces["default"].memory.n_tokens == 6 + min(length, PROMPT_TAIL)
 
 
 def test_what_was_cut_off_leaves_the_memory_that_it_had_joined():
