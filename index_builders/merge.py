@@ -17,7 +17,7 @@ import numpy as np
 from redraft.index_builders.progress import Progress
 from redraft.index_builders.structures import check_output, choose_kind, in_turn, write_index
 from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.index_directory import CorpusIndex, open_index
+from redraft.retrieval.index_directory import CorpusIndex, index_folders, open_index
 
 __all__ = ["common_tokenizer", "merge_indexes"]
 
@@ -31,15 +31,16 @@ def merge_indexes(
     memory_limit: int | None = None,
     progress: Progress | None = None,
 ) -> dict:
-    """Write the documents of the indexes at `paths` (two or more) as one index; returns {documents, tokens, duplicates}.
+    """Write the documents of the indexes at `paths` as one index; returns {documents, tokens, duplicates}.
 
-    `output` may be one of `paths` if `force` is set; `kind` and `memory_limit` are as for a build. Raises IndexFormatError for a path that is no index and for
-    indexes of different tokenizers, FileExistsError for an output that exists, ValueError beyond `memory_limit` bytes.
+    A directory of indexes counts as all that are in it. `output` may be one of `paths` if `force` is set; `kind` and
+    `memory_limit` are as for a build. Raises IndexFormatError for a path that is no index and for indexes of different
+    tokenizers, FileExistsError for an output that exists, ValueError beyond `memory_limit` bytes.
     """
     progress = progress or Progress(quiet=True)
     check_output(Path(output), force)
     with ExitStack() as stack:
-        indexes = [stack.enter_context(open_index(path)) for path in paths]
+        indexes = [stack.enter_context(open_index(path)) for path in index_folders(*paths)]
         tokenizer = common_tokenizer(indexes)
         total = sum(len(index.tokens) for index in indexes)
         counts = {"documents": 0, "tokens": 0, "duplicates": 0}

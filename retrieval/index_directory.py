@@ -55,6 +55,7 @@ from redraft.retrieval.suffix_array import (
     bucket_bounds,
     entries_of,
     find,
+    highest_key,
     positions,
 )
 from redraft.retrieval.suffix_array_build import array_words, build_suffix_array, starts
@@ -238,13 +239,20 @@ def open_indexes(
     return [open_index(folder, **wanted) for folder in index_folders(path)]
 
 
-def index_folders(path: str | os.PathLike) -> list[Path]:
-    """`path` itself, or the folders in it if it is a directory of indexes, in order of name (numbers count as numbers).
+def index_folders(*paths: str | os.PathLike) -> list[Path]:
+    """Every path itself, or the folders in it if it is a directory of indexes, in order of name (numbers count as numbers).
 
     Every one of these must be an index, hidden ones apart: what a build left behind is an error, for a shard might be
-    missing. Raises IndexFormatError.
+    missing. Raises IndexFormatError. One that is named twice, itself and by its directory say, is one.
     """
-    path = Path(path)
+    found: dict[str, Path] = {}
+    for path in paths:
+        for folder in _folders_at(Path(path)):
+            found.setdefault(os.path.realpath(folder), folder)
+    return list(found.values())
+
+
+def _folders_at(path: Path) -> list[Path]:
     folders = [folder for folder in path.iterdir() if folder.is_dir()] if path.is_dir() else []
     folders = sorted((folder for folder in folders if not folder.name.startswith(".")), key=_shard_order)
     if (path / MANIFEST).exists() or not folders:
@@ -352,5 +360,6 @@ def _array_ranges(index: CorpusIndex) -> dict[str, bool]:
     return {
         TEXT: highest == index.manifest["max_token"] and np.array_equal(found, wanted),
         SUFFIXES: last_row < n,
+        KEYS: highest_key(array) <= highest,
         BUCKETS: (np.diff(bounds) >= 0).all() and bounds[-1] == -(-n // KEY_STRIDE),
     }

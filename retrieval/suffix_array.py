@@ -33,7 +33,7 @@ __all__ = [
     "BUCKETS", "BUCKET_BITS", "KEY_BITS", "KEY_STRIDE", "KEY_TOKENS", "POSITION_BITS", "SHIFT", "SUCCESSORS",
     "TEXT_BITS", "N", "SuffixArray", "Text", "array_advance", "array_first", "array_longest", "array_search",
     "array_shorten", "array_sizes", "array_successors", "as_suffix_array", "bucket_bounds", "entries_of", "find",
-    "positions", "successors", "token_after",
+    "highest_key", "positions", "successors", "token_after",
 ]  # fmt: skip
 
 KEY_STRIDE = 32  # every so many rows has a key
@@ -55,9 +55,7 @@ class SuffixArray(NamedTuple):
     text: np.ndarray  # n + 1 entries: token id * 2 + 1 where a document starts, + 0 elsewhere; the last one is 1
     suffixes: np.ndarray  # n positions in the order of the rest of their document
     keys: np.ndarray  # 5 for every 32nd row: id + 1 of its suffix's first tokens, 0 beyond its document
-    buckets: (
-        np.ndarray
-    )  # the first key whose first token is at least b << shift, for b from 0 on; at last, how many keys
+    buckets: np.ndarray  # for b from 0 on the first key whose first token is at least b << shift; then how many keys
     sizes: np.ndarray  # int64[N_SIZES], by the names below
 
 
@@ -252,6 +250,15 @@ def _offer(tokens, counts, kept, token, count):
     return kept
 
 
+@inner
+def _sampled(array, rows, by_key, i, samples, length):
+    """The next token in the i-th of `samples` rows, or keys, at equal distances; rows: (the first one, how many)."""
+    row = rows[0] + i * rows[1] // samples
+    if by_key:
+        return _key_token(array, row, length)
+    return token_after(array, row, length)
+
+
 @kernel(allocates=False)
 def array_successors(array, low, high, length, tokens, counts):
     """The most frequent next tokens of a cursor into tokens and counts (int32[8] each): by count, ties by token.
@@ -269,23 +276,24 @@ def array_successors(array, low, high, length, tokens, counts):
     samples = min(size, EXACT_ROWS)
     if by_key:
         samples = min(n_keys, SAMPLED_KEYS)
-    kept, distinct, once = 0, 0, 0
-    current, run = np.int64(-1), np.int64(0)
-    for i in range(samples + 1):
-        token = np.int64(-2)
-        if i < samples:
-            if by_key:
-                token = _key_token(array, first_key + i * n_keys // samples, length)
-            else:
-                token = token_after(array, low + i * size // samples, length)
-        if token == current:
-            run += 1
-            continue
-        if current >= 0:
+    rows = low, size
+    if by_key:
+        rows = first_key, n_keys
+    kept, distinct, once, begin = 0, 0, 0, np.int64(0)
+    last = _sampled(array, rows, by_key, samples - 1, samples, length) if samples else np.int64(-1)
+    while begin < samples:
+        token = _sampled(array, rows, by_key, begin, samples, length)
+        end = samples  # tokens ascend: the last one's run is known where it begins
+        if token != last:
+            end = begin + 1
+            while _sampled(array, rows, by_key, end, samples, length) == token:
+                end += 1
+        if token >= 0:
+            run = end - begin
             distinct += 1
             once += run == 1
-            kept = _offer(tokens, counts, kept, current, max(1, run * size // samples))
-        current, run = token, 1
+            kept = _offer(tokens, counts, kept, token, max(1, run * size // samples))
+        begin = end
     return kept, distinct - once + np.int64(once * np.sqrt(size / max(samples, 1)))
 
 
@@ -327,6 +335,13 @@ def entries_of(array: SuffixArray, begin: int, end: int) -> tuple[np.ndarray, np
     entries = np.empty(end - begin, np.int64)
     unpack(array.text, array.sizes[TEXT_BITS], begin, entries)
     return (entries >> 1).astype(np.int32), (entries & 1).astype(bool)
+
+
+def highest_key(array: SuffixArray) -> int:
+    """The highest token id among the keys, -1 if there is none."""
+    found = np.empty(-(-array.sizes[N] // KEY_STRIDE) * KEY_TOKENS, np.int64)
+    unpack(array.keys, array.sizes[KEY_BITS], 0, found)
+    return int(found.max(initial=0)) - 1
 
 
 def bucket_bounds(array: SuffixArray) -> np.ndarray:

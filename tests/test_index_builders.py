@@ -62,8 +62,11 @@ def test_folder_is_walked_in_order_without_hidden_binary_and_foreign_files(tmp_p
 
 def test_indexes_and_work_folders_are_no_sources(tmp_path):
     write(tmp_path / "a.txt", "text")
-    for name in ("my.index/manifest.json", "my.index/document_ends.npy", "my.index.work/plan.json", "my.index.work/lock"):
-        write(tmp_path / name, "{}")
+    for file in ("document_ends.npy", "ids.npy", "map.npy"):  # of a corpus index, a successor table, a dense index
+        for name in ("manifest.json", file):
+            write(tmp_path / f"{file}.index" / name, "{}")
+    for name in ("plan.json", "lock"):
+        write(tmp_path / "my.index.work" / name, "{}")
     assert read(tmp_path)[0] == ["text"]
 
 
@@ -154,6 +157,7 @@ def test_json_records(tmp_path, record, options, texts):
         (b"17", r"a\.jsonl:3: wanted a JSON object or string, got a number"),
         (b'{"text": 17}', r"a\.jsonl:3: wanted a string under 'text', got a number"),
         (b'{"text": null}', r"a\.jsonl:3: no text"),
+        (b"null", r"a\.jsonl:3: wanted a JSON object or string, got null"),
         (b'{"text": "\xff"}', r"a\.jsonl:3: byte 33 is 0xff, which is not UTF-8 there"),
         (b'{"text": "\\ud800"}', r"a\.jsonl:3: half a surrogate pair, \\ud800"),
         (b'{"messages": ["hi"]}', r"a\.jsonl:3: wanted chat turns with a role"),

@@ -104,7 +104,7 @@ def test_round_trip_of_a_suffix_array(array_path):
 @pytest.mark.parametrize("kind", ["suffix_automaton", "suffix_array"])
 def test_opened_arrays_are_mapped_and_read_only(tmp_path, kind):
     with open_index(write(tmp_path / "my.index", kind=kind)) as index:
-        for array in (index.document_ends, *(index.automaton or index.array[:4])):
+        for array in (index.document_ends, *((index.tokens, *index.automaton) if index.automaton else index.array[:4])):
             assert isinstance(array.base, np.memmap) or isinstance(array.base.base, np.memmap)
             assert not array.flags.writeable
 
@@ -380,15 +380,16 @@ def test_verify_refuses_numbers_that_lead_outside(tmp_path, name, row, column, v
 
 
 @pytest.mark.parametrize(
-    "name, place, value", [("suffixes", 3, 11), ("text", 2, 19), ("text", 5, 2), ("text", 11, 0), ("text", 0, 103)]
+    "name, place, value",
+    [("suffixes", 3, 11), ("text", 2, 19), ("text", 5, 2), ("text", 11, 0), ("text", 0, 103), ("keys", 1, 63)],
 )
 def test_verify_refuses_what_leads_outside(tmp_path, name, place, value):
-    """A position beyond the text, a document's start too many or missing, no end of the text, an unknown id."""
+    """A position beyond the text, a document's start too many or missing, no end of the text, an unknown id in text or keys."""
     tokens, ends = flat(DOCUMENTS)
     array = build_suffix_array(tokens, ends)
     parts = {key: part.copy() for key, part in array._asdict().items() if key != "sizes"}
-    bits = int(array.sizes[{"text": 1, "suffixes": 2}[name]])
-    values = np.empty(11 + (name == "text"), np.int64)
+    bits = int(array.sizes[{"text": 1, "suffixes": 2, "keys": 3}[name]])
+    values = np.empty({"text": 12, "suffixes": 11, "keys": 5}[name], np.int64)
     unpack(parts[name], bits, 0, values)
     values[place] = value
     pack(values, bits, parts[name])

@@ -115,6 +115,27 @@ def test_different_tokenizers_are_named(made, tmp_path, capsys):
     assert code == 1 and "do not mean the same" in err
 
 
+def test_one_named_twice_is_one(made, capsys):
+    """Otherwise every text of it would stand in another index, too."""
+    folder, _ = made
+    everything = ("--sample", "1G", "--json")
+    once = redraft(capsys, "index", "stats", folder / "shards", *everything)[1]
+    assert redraft(capsys, "index", "stats", folder / "shards", folder / "shards" / "2.index", *everything)[1] == once
+    code, out, _ = redraft(capsys, "index", "verify", folder / "whole.index", folder / "shards" / ".." / "whole.index")
+    assert code == 0 and out.count("intact") == 1
+
+
+def test_merge_takes_a_directory_of_shards(made, tmp_path, capsys):
+    folder, _ = made
+    for name, given in (("one", [folder / "shards"]), ("each", sorted((folder / "shards").iterdir()))):
+        assert redraft(capsys, "index", "merge", *given, "-o", tmp_path / name, "--kind", "suffix_array")[0] == 0
+    paths = tmp_path / "one", tmp_path / "each", folder / "whole.index"
+    with open_index(paths[0]) as one, open_index(paths[1]) as each, open_index(paths[2]) as whole:
+        texts = [[document.tolist() for document in index.documents()] for index in (one, whole)]
+        assert texts[0] == texts[1]
+        assert one.manifest["files"] == each.manifest["files"]
+
+
 def test_verify_goes_on_after_a_damaged_shard(made, capsys):
     folder, _ = made
     code, out, _ = redraft(capsys, "index", "verify", folder / "shards")
@@ -131,6 +152,7 @@ def test_verify_goes_on_after_a_damaged_shard(made, capsys):
 
 
 def test_a_directory_that_holds_something_else(tmp_path, capsys):
-    for action in ("inspect", "verify", "stats"):
-        code, _, err = redraft(capsys, "index", action, tmp_path)
+    for action in ("inspect", "verify", "stats", "merge"):
+        output = ("-o", tmp_path / "new.index") if action == "merge" else ()
+        code, _, err = redraft(capsys, "index", action, tmp_path, *output)
         assert code == 1 and "not an index" in err

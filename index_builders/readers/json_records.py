@@ -15,7 +15,7 @@ from redraft.index_builders.readers.byte_streams import open_bytes
 from redraft.index_builders.readers.documents import BadRecordError, Document, ReadOptions, Tally
 from redraft.index_builders.readers.sources import SourceFile
 
-__all__ = ["TEXT_KEYS", "read_json_array", "read_json_lines", "texts_of_record"]
+__all__ = ["TEXT_KEYS", "documents_of_record", "read_json_array", "read_json_lines"]
 
 CHAT_KEYS = ("messages", "conversations")
 TEXT_KEYS = (*CHAT_KEYS, "text", "content")
@@ -28,19 +28,17 @@ def read_json_lines(file: SourceFile, options: ReadOptions, tally: Tally) -> Ite
     offset = 0
     with open_bytes(file.path, tally) as stream:
         for number, line in enumerate(stream, 1):
-            where = f"{file.path}:{number}"
+            if number == 1 and line.startswith(codecs.BOM_UTF8):
+                line, offset = line.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
+            begin, offset, where = offset, offset + len(line), f"{file.path}:{number}"
+            if not line.strip():
+                continue
             try:
-                record = _parse_line(line, number, offset, where)
-                texts = [] if record is None else texts_of_record(record, options, where)
+                record = _parse_line(line, begin, where)
             except BadRecordError as error:
                 tally.bad(error)
-                texts = []
-            offset += len(line)
-            for text in texts:
-                if text.strip():
-                    yield Document(text, where)
-                else:
-                    tally.empty += 1
+            else:
+                yield from documents_of_record(record, options, tally, where)
 
 
 def read_json_array(file: SourceFile, options: ReadOptions, tally: Tally) -> Iterator[Document]:
@@ -56,20 +54,24 @@ def read_json_array(file: SourceFile, options: ReadOptions, tally: Tally) -> Ite
     if not isinstance(records, list):
         raise BadRecordError(str(file.path), f"wanted an array of records, got {_kind(records)}")
     for number, record in enumerate(records, 1):
-        where = f"{file.path}: record {number}"
-        try:
-            texts = texts_of_record(record, options, where)
-        except BadRecordError as error:
-            tally.bad(error)
-            continue
-        for text in texts:
-            if text.strip():
-                yield Document(text, where)
-            else:
-                tally.empty += 1
+        yield from documents_of_record(record, options, tally, f"{file.path}: record {number}")
 
 
-def texts_of_record(record, options: ReadOptions, where: str) -> list[str]:
+def documents_of_record(record, options: ReadOptions, tally: Tally, where: str) -> Iterator[Document]:
+    """Documents of one record; a bad one, and empty texts, are counted in `tally`."""
+    try:
+        texts = _texts_of_record(record, options, where)
+    except BadRecordError as error:
+        tally.bad(error)
+        return
+    for text in texts:
+        if text.strip():
+            yield Document(text, where)
+        else:
+            tally.empty += 1
+
+
+def _texts_of_record(record, options: ReadOptions, where: str) -> list[str]:
     """The texts of one record. Raises BadRecordError where there is none or it is of another kind."""
     if isinstance(record, str):
         return [_encodable(record, where)]
@@ -91,12 +93,8 @@ def texts_of_record(record, options: ReadOptions, where: str) -> list[str]:
     return [_encodable(value, where)]
 
 
-def _parse_line(line: bytes, number: int, offset: int, where: str):
-    """The value of one line, None for a blank one."""
-    if number == 1 and line.startswith(codecs.BOM_UTF8):
-        line = line[len(codecs.BOM_UTF8) :]
-    if not line.strip():
-        return None
+def _parse_line(line: bytes, offset: int, where: str):
+    """The value of one line, which begins at byte `offset` of the file."""
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:

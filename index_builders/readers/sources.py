@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from redraft.index_builders.readers.documents import ReadOptions
+from redraft.retrieval.index_format import DENSE_MAP, DOCUMENT_ENDS, MANIFEST, SUCCESSOR_IDS
 
 __all__ = ["SourceFile", "list_files", "signature"]
 
@@ -39,7 +40,7 @@ TEXT_SUFFIXES, TEXT_NAMES = frozenset(_TEXT_SUFFIXES.split()), frozenset(_TEXT_N
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "CVS", "_darcs", "__MACOSX"})
 
 # Files that mark an index, or the work folder of a build: neither is text to index.
-_OUR_OWN = ({"manifest.json", "document_ends.npy"}, {"plan.json", "lock"})
+_OUR_OWN = (*({MANIFEST, name} for name in (DOCUMENT_ENDS, SUCCESSOR_IDS, DENSE_MAP)), {"plan.json", "lock"})
 
 _JSONL = (".jsonl", ".ndjson")
 _COMPRESSED = (".gz", ".zst")

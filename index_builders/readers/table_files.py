@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from redraft.index_builders.readers.documents import BadRecordError, Document, ReadOptions, Tally
-from redraft.index_builders.readers.json_records import TEXT_KEYS, texts_of_record
+from redraft.index_builders.readers.json_records import TEXT_KEYS, documents_of_record
 from redraft.index_builders.readers.sources import SourceFile
 from redraft.retrieval.errors import import_extra
 
@@ -56,17 +56,7 @@ def _column(names: list[str], options: ReadOptions, file: SourceFile) -> str:
 
 def _documents(values: list, first_row: int, column: str, file, options, tally) -> Iterator[Document]:
     for row, value in enumerate(values, first_row + 1):
-        where = f"{file.path}: row {row}"
-        try:
-            texts = texts_of_record({column: value}, options, where)
-        except BadRecordError as error:
-            tally.bad(error)
-            continue
-        for text in texts:
-            if text.strip():
-                yield Document(text, where)
-            else:
-                tally.empty += 1
+        yield from documents_of_record({column: value}, options, tally, f"{file.path}: row {row}")
 
 
 @contextmanager

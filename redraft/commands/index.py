@@ -70,8 +70,9 @@ An interrupted build resumes when the same command is given again.
 """
 
 _MERGE_EXAMPLES = """\
-example:
+examples:
   redraft index merge part1.index part2.index part3.index -o whole.index
+  redraft index merge shards/ -o whole.index
 
 Shards given in their order become the same index that a build in one go makes.
 """
@@ -154,17 +155,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         description=_SUCCESSORS_HELP,
         epilog=_SUCCESSORS_EXAMPLES,
     )
-    successors.add_argument(
-        "--model", required=True, metavar="MODEL", help="a transformers folder, a .gguf file, or a name on the hub"
-    )
+    _add_model(successors)
     successors.add_argument("-o", "--output", required=True, metavar="DIR", help="the table's directory to make")
     successors.add_argument("--force", action="store_true", help="replace a table that exists")
-    successors.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="of the model; auto is bfloat16 on CUDA, else float32",
-    )
     successors.add_argument("--batch", type=_count, default=256, metavar="N", help="tokens run at a time")
 
     dense = add(
@@ -175,17 +168,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         epilog=_DENSE_EXAMPLES,
     )
     dense.add_argument("index", metavar="DIR", help="the corpus index")
-    dense.add_argument(
-        "--model", required=True, metavar="MODEL", help="a transformers folder, a .gguf file, or a name on the hub"
-    )
+    _add_model(dense)
     dense.add_argument("-o", "--output", metavar="DIR", help="the dense index to make (otherwise DIR.dense)")
     dense.add_argument("--force", action="store_true", help="replace an index that exists")
-    dense.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="of the model, the same that it will decode in; auto is bfloat16 on CUDA, else float32",
-    )
     dense.add_argument("--max-tokens", type=_count, metavar="N", help="run over N tokens only, spread evenly")
     dense.add_argument(
         "--layer", type=int, default=-1, metavar="N", help="whose states: -1 behind the final norm, -2 one block before"
@@ -200,7 +185,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--json", action="store_true", help="print manifests as JSON")
 
     merge = add("merge", "make one index of several", _merge, epilog=_MERGE_EXAMPLES)
-    merge.add_argument("indexes", nargs="+", metavar="INDEX", help="index directories made with the same tokenizer")
+    merge.add_argument("indexes", nargs="+", metavar="DIR", help=f"{_INDEXES}; made with one tokenizer")
     merge.add_argument("-o", "--output", required=True, metavar="DIR", help="the index directory to make")
     merge.add_argument("--force", action="store_true", help="replace an index that exists")
     merge.add_argument("--kind", choices=KINDS, help="structure to build (otherwise chosen by size and memory)")
@@ -220,6 +205,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     verify = add("verify", "read all of each index and check it against its digests", index_reports.verify)
     verify.add_argument("indexes", nargs="+", metavar="DIR", help=_INDEXES)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """The model that an index is made by."""
+    parser.add_argument(
+        "--model", required=True, metavar="MODEL", help="a transformers folder, a .gguf file, or a name on the hub"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of the model, the same that it will decode in; auto is bfloat16 on CUDA, else float32",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

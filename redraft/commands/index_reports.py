@@ -35,16 +35,11 @@ from redraft.retrieval.tokens import as_tokens
 __all__ = ["inspect", "stats", "verify"]
 
 
-def _folders(args: argparse.Namespace) -> list[Path]:
-    """Every index that the command names, itself or by the directory that it is in."""
-    return [folder for path in args.indexes for folder in index_folders(path)]
-
-
 # --- inspect and verify -----------------------------------------------------------------------------------------------
 
 
 def inspect(args: argparse.Namespace) -> int:
-    manifests = {folder: _opened_manifest(folder) for folder in _folders(args)}
+    manifests = {folder: _opened_manifest(folder) for folder in index_folders(*args.indexes)}
     if len(manifests) == 1:
         ((folder, manifest),) = manifests.items()
         print(json.dumps(manifest, indent=2, ensure_ascii=False) if args.json else _description(folder, manifest))
@@ -70,7 +65,7 @@ def _opened_manifest(folder: Path) -> dict:
 
 def verify(args: argparse.Namespace) -> int:
     """Every index is read even if one before it is damaged; then the exit code is 1."""
-    folders, manifests, damaged = _folders(args), {}, 0
+    folders, manifests, damaged = index_folders(*args.indexes), {}, 0
     for folder in folders:
         try:
             with Progress().stages() as report:
@@ -162,7 +157,7 @@ def _contents(counts: dict) -> str:
 def stats(args: argparse.Namespace) -> int:
     if (args.on or args.traces) and args.tokenizer is None:
         args.usage_error("--on and --traces need --tokenizer, the one that the indexes were built with")
-    folders = _folders(args)
+    folders = index_folders(*args.indexes)
     with ExitStack() as stack:
         indexes = [stack.enter_context(open_index(folder)) for folder in folders]
         ours = common_tokenizer(indexes)
