@@ -2,7 +2,7 @@
 
 For one place in the tree, `gather` collects the candidates and the evidence for each; this function is the list of
 sources. `score` turns evidence into probabilities: with s the strength of a cell, b its bias, and w the sum of the
-weights of two rows (the kinds of evidence that name the candidate, the situation),
+weights of four rows (the kinds of evidence that name the candidate, the situation, the last token, the one before),
 
     d(c) = w0 + sum over slots of (w s + b)        P(c) = exp d(c) / (1 + sum over candidates of exp d(c'))
 
@@ -31,11 +31,14 @@ from redraft.retrieval.model import BIAS, RATE, STRENGTH, TRIALS
 from redraft.retrieval.sources import contexts, copy_pointer, corpus, dense, proposal, recycling, track_record
 
 WEIGHT_RATE = 0.003
-BIAS_RATE = 0.05
+LAST_RATE = 0.006  # the same for the weights by the last token, of which each sees little
+BIAS_RATE = 0.03
 MAX_TRIALS = 255
-EXACT_TRIALS = 16
+SMALL = 0.06  # growth of log(1 - p) up to which three terms of its series are exact
 MIN_RATE = 1e-4
 MIN_STRENGTH = math.log(MIN_RATE / (1 - MIN_RATE))
+# By the number of trials: log(1 - share of one trial), what log p grows by at a miss.
+LOG_KEPT = np.concatenate([[0], np.log1p(-1 / (np.arange(1, MAX_TRIALS + 1) + 0.5))]).astype(np.float32)
 
 # bits of `enabled`
 _SESSION, _MEMORY, _CORPUS, _POINTER = Source.SESSION, Source.MEMORY, Source.CORPUS, Source.POINTER
@@ -157,7 +160,10 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
     if _uses(enabled, _FREQUENT):  # the memory's most frequent tokens
         contexts.add_frequent(ballot, knowledge.frequent)
 
-    ballot.header[ev.SITUATION] = ev.situation(session_length, memory_length, corpus_length)
+    header = ballot.header
+    header[ev.SITUATION] = ev.situation(session_length, memory_length, corpus_length)
+    header[ev.LAST_ROW] = ev.token_row(ev.LAST_ROWS, last)
+    header[ev.BEFORE_LAST_ROW] = ev.token_row(ev.BEFORE_LAST_ROWS, before_last)
     # What a matching source did not name is evidence as well, and so is how long ago a token was used.
     if session_total > 0:
         cell = ev.absent_cell(ev.SESSION_ABSENT_CELLS, session_length, session_total, session_distinct)
@@ -182,15 +188,16 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
 @inner(inline=False)
 def score(model, ballot):
     """Fill `ballot.scores` with P(candidate) for every candidate."""
-    n, situation, present = ballot.header[ev.N_CANDIDATES], ballot.header[ev.SITUATION], ballot.header[ev.PRESENT]
-    scores, named_by, cells, weights = ballot.scores, ballot.named_by, model.cells, model.weights
-    common = weights[situation, ev.N_SLOTS]
+    header, scores, named_by, cells, weights = ballot.header, ballot.scores, ballot.named_by, model.cells, model.weights
+    n, situation, present = header[ev.N_CANDIDATES], header[ev.SITUATION], header[ev.PRESENT]
+    last, before_last = header[ev.LAST_ROW], header[ev.BEFORE_LAST_ROW]
+    common = weights[situation, ev.N_SLOTS] + weights[last, ev.N_SLOTS] + weights[before_last, ev.N_SLOTS]
     for row in range(n):
         scores[row] = weights[named_by[row], ev.N_SLOTS] + common
     for slot in range(ev.N_SLOTS):
         if not present >> slot & 1:
             continue
-        common = weights[situation, slot]
+        common = weights[situation, slot] + weights[last, slot] + weights[before_last, slot]
         for row in range(n):  # candidates without a cell here have cell 0, which adds nothing
             cell = ballot.cells[slot, row]
             scores[row] += (weights[named_by[row], slot] + common) * cells[cell, STRENGTH] + cells[cell, BIAS]
@@ -222,40 +229,55 @@ def strongest_slot(model, ballot, row):
 @inner(inline=False)
 def learn(model, ballot, token):
     """The target wrote `token` where `ballot` (scored) was open."""
-    weights, situation = model.weights, ballot.header[ev.SITUATION]
-    scores, named_by = ballot.scores, ballot.named_by
+    weights, scores, named_by = model.weights, ballot.scores, ballot.named_by
+    slope = np.float32(0.0)
     for row in range(ballot.header[ev.N_CANDIDATES]):
         scores[row] = (1.0 if ballot.tokens[row] == token else 0.0) - scores[row]  # the error, from here on
-        step = np.float32(WEIGHT_RATE) * np.float32(scores[row])
-        weights[named_by[row], ev.N_SLOTS] += step
-        weights[situation, ev.N_SLOTS] += step
+        error = np.float32(scores[row])
+        weights[named_by[row], ev.N_SLOTS] += np.float32(WEIGHT_RATE) * error
+        slope += error
+    _learn_common(weights, ballot.header, ev.N_SLOTS, slope)
     for slot in range(ev.N_SLOTS):
         if ballot.header[ev.PRESENT] >> slot & 1:
             _learn_slot(model, ballot, token, slot)
 
 
+@inner
+def _learn_common(weights, header, slot, slope):
+    """One step for the weights that all candidates share."""
+    weights[header[ev.SITUATION], slot] += np.float32(WEIGHT_RATE) * slope
+    weights[header[ev.LAST_ROW], slot] += np.float32(LAST_RATE) * slope
+    weights[header[ev.BEFORE_LAST_ROW], slot] += np.float32(WEIGHT_RATE) * slope
+
+
 @inner(inline=False)
 def _learn_slot(model, ballot, token, slot):
     """The same for the cells and weights of one slot; `ballot.scores` holds the errors."""
-    cells, weights, situation = model.cells, model.weights, ballot.header[ev.SITUATION]
+    cells, weights = model.cells, model.weights
+    slope = np.float32(0.0)
     for row in range(ballot.header[ev.N_CANDIDATES]):
         cell = ballot.cells[slot, row]
         if cell == 0:
             continue
         error = np.float32(ballot.scores[row])
-        step = np.float32(WEIGHT_RATE) * error * cells[cell, STRENGTH]
-        weights[ballot.named_by[row], slot] += step
-        weights[situation, slot] += step
+        step = error * cells[cell, STRENGTH]
+        slope += step
+        weights[ballot.named_by[row], slot] += np.float32(WEIGHT_RATE) * step
         if not _is_absence(cell):
             cells[cell, BIAS] += np.float32(BIAS_RATE) * error
         hit = np.float32(1.0 if ballot.tokens[row] == token else 0.0)
         n = min(cells[cell, TRIALS] + np.float32(1.0), np.float32(MAX_TRIALS))
         share = np.float32(1.0) / (n + np.float32(0.5))
-        p = cells[cell, RATE] + (hit - cells[cell, RATE]) * share
+        p = cells[cell, RATE]
+        odds = p / (np.float32(1.0) - p)
+        p += (hit - p) * share
         cells[cell, TRIALS], cells[cell, RATE] = n, p
         p = min(max(p, np.float32(MIN_RATE)), np.float32(1.0 - MIN_RATE))
-        if hit > 0 or n < EXACT_TRIALS:
+        if hit > 0 or odds * share > np.float32(SMALL):
             cells[cell, STRENGTH] = np.float32(math.log(p / (np.float32(1.0) - p)))
-        else:  # a miss among many trials, by far the most frequent case: the slope of the logit will do
-            weaker = cells[cell, STRENGTH] - share / (np.float32(1.0) - p)
+        else:  # a miss, by far the most frequent case: log p grows by log(1 - share), log(1 - p) by nearly odds * share
+            grown = odds * share
+            grown *= np.float32(1.0) - grown * (np.float32(0.5) - grown * np.float32(1 / 3))
+            weaker = cells[cell, STRENGTH] + LOG_KEPT[int(n)] - grown
             cells[cell, STRENGTH] = max(weaker, np.float32(MIN_STRENGTH))
+    _learn_common(weights, ballot.header, slot, slope)

@@ -54,6 +54,13 @@ BY_SESSION, BY_MEMORY, BY_CORPUS, BY_POINTER, BY_SKIP, BY_RECYCLING, BY_CALLER, 
 )
 N_SETS = 1 << 8
 N_SITUATIONS = 6 * 6 * 3  # lengths of the longest matches in session, memory and corpora
+N_TOKEN_ROWS = 1024  # rows of weights by the last token, and as many by the one before; tokens share them
+
+# rows of the weights: all sets, then these
+SITUATION_ROWS = N_SETS
+LAST_ROWS = SITUATION_ROWS + N_SITUATIONS
+BEFORE_LAST_ROWS = LAST_ROWS + N_TOKEN_ROWS
+N_ROWS = BEFORE_LAST_ROWS + N_TOKEN_ROWS
 
 # slot that can name a candidate -> Source id reported for a node
 SLOT_SOURCE = np.array(
@@ -110,7 +117,7 @@ N_CELLS = sum(_sizes)
 
 
 # entries of Ballot.header
-N_CANDIDATES, STAMP, SITUATION, MOST, USED_STAMP, PRESENT = range(6)
+N_CANDIDATES, STAMP, SITUATION, MOST, USED_STAMP, PRESENT, LAST_ROW, BEFORE_LAST_ROW = range(8)
 
 
 class Ballot(NamedTuple):
@@ -119,8 +126,8 @@ class Ballot(NamedTuple):
     tokens: int32[48]; named_by: int32[48]  BY_* bits; cells: int32[N_SLOTS, 48]  cell per slot and candidate, 0 = none;
     scores: float64[48]  filled by `blend.score`; lookup: int64[128]  open addressing, stamp << 8 | candidate;
     used: int64[256, 3]  stamp, token and where this session last used it: a draft meets the same tokens at many places;
-    header: int64[6]  N_CANDIDATES at this place, its STAMP, row of the SITUATION's weights, MOST candidates wanted, stamp of
-    `used`, and PRESENT: a bit per slot in which some candidate has a cell.
+    header: int64[8]  N_CANDIDATES at this place, its STAMP, row of the SITUATION's weights, MOST candidates wanted, stamp of
+    `used`, PRESENT: a bit per slot in which some candidate has a cell, and the rows of weights of the last two tokens.
     """
 
     tokens: np.ndarray
@@ -139,7 +146,7 @@ def new_ballot() -> Ballot:
         np.zeros((N_SLOTS, MAX_CANDIDATES), np.int32),
         np.zeros(MAX_CANDIDATES, np.float64),
         np.zeros(128, np.int64),
-        np.array([0, 0, N_SETS, MAX_CANDIDATES, 0, 0], np.int64),
+        np.array([0, 0, SITUATION_ROWS, MAX_CANDIDATES, 0, 0, LAST_ROWS, BEFORE_LAST_ROWS], np.int64),
         np.zeros((N_USED, 3), np.int64),
     )
 
@@ -263,7 +270,13 @@ def situation(session_length, memory_length, corpus_length):
     row = 0 if corpus_length == 0 else 1 if corpus_length < 3 else 2
     for length in (session_length, memory_length):
         row = row * 6 + (min(length, 3) if length < 4 else 4 if length < 7 else 5)
-    return N_SETS + row
+    return SITUATION_ROWS + row
+
+
+@inner(inline=False)
+def token_row(rows, token):
+    """Row of the weights for `token` (-1: none), of those that begin at `rows`."""
+    return rows + (token & (N_TOKEN_ROWS - 1))
 
 
 @inner(inline=False)

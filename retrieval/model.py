@@ -1,10 +1,11 @@
 """What is learned: how far each kind of evidence can be trusted, one `Model` per namespace.
 
 A cell holds the hit rate of the candidates it described (`rate` over `trials`), its logit (`strength`) and a
-correction of its own (`bias`). A weight says how much of a slot's strength to believe. It is the sum of two: one by the
+correction of its own (`bias`). A weight says how much of a slot's strength to believe. It is the sum of four: one by the
 set of kinds of evidence that name the candidate (a pointer that stands alone deserves another weight than one that the
-memory confirms), one by the situation, that is, by how long the matches of session, memory and corpora are.
-`blend.py` reads and teaches these tables. About 900 kB; the start values make an untrained model useful at once.
+memory confirms), one by the situation, that is, by how long the matches of session, memory and corpora are, and one by
+each of the last two tokens: after some tokens much is certain, after others (a bracket, "the") little is.
+`blend.py` reads and teaches these tables. About 1.1 MB; the start values make an untrained model useful at once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ RERANK_START = (
 
 class Model(NamedTuple):
     """cells: float32[N_CELLS, 4]  RATE, TRIALS, STRENGTH, BIAS;
-    weights: float32[N_SETS + N_SITUATIONS, N_SLOTS + 1]  one row per set, then one per situation; last: a constant."""
+    weights: float32[N_ROWS, N_SLOTS + 1]  rows by set, situation, last token, the token before; last column: a constant."""
 
     cells: np.ndarray
     weights: np.ndarray
@@ -126,8 +127,10 @@ def _start_biases() -> np.ndarray:
 
 
 def _start_weights() -> np.ndarray:
-    """float32[N_SETS + N_SITUATIONS, N_SLOTS + 1]; evidence of a kind that names the candidate counts more."""
-    weights = np.full((ev.N_SETS, ev.N_SLOTS + 1), 0.15, np.float32)
+    """float32[N_ROWS, N_SLOTS + 1]; evidence of a kind that names the candidate counts more."""
+    weights = np.zeros((ev.N_ROWS, ev.N_SLOTS + 1), np.float32)
+    by_set = weights[: ev.N_SETS]
+    by_set[:] = 0.15
     sets = np.arange(ev.N_SETS)
     for slot, kind in (
         (ev.SESSION_FIRST, ev.BY_SESSION),
@@ -135,8 +138,8 @@ def _start_weights() -> np.ndarray:
         (ev.CORPUS_FIRST, ev.BY_CORPUS),
         (ev.DENSE, ev.BY_DENSE),
     ):
-        weights[:, slot] = np.where(sets & kind, 0.28, 0.1)
-    weights[:, [ev.RECYCLED_PAIR, ev.RECYCLED, ev.CALLER]] = 0.35
-    weights[:, [ev.FREQUENT, ev.AGE]] = 0.1
-    weights[:, ev.N_SLOTS] = START_CONSTANT
-    return np.concatenate([weights, np.zeros((ev.N_SITUATIONS, ev.N_SLOTS + 1), np.float32)])
+        by_set[:, slot] = np.where(sets & kind, 0.28, 0.1)
+    by_set[:, [ev.RECYCLED_PAIR, ev.RECYCLED, ev.CALLER]] = 0.35
+    by_set[:, [ev.FREQUENT, ev.AGE]] = 0.1
+    by_set[:, ev.N_SLOTS] = START_CONSTANT
+    return weights

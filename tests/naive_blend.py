@@ -71,9 +71,9 @@ class Evidence:
 class Ballot(dict):
     """token -> Evidence, in the order in which candidates came; there is not room for all.
 
-    `situation` is the row of weights that all candidates have in common."""
+    `common` are the rows of weights that all candidates have in common, each with its rate of learning."""
 
-    situation: int
+    common: list
 
     def __init__(self, most):
         self.most = most
@@ -168,7 +168,11 @@ class NaiveSession:
             for rank, token in enumerate(self.shared.memory.frequent):
                 if (evidence := ballot.named(token)) is not None:
                     evidence.cells[ev.FREQUENT] = ev.FREQUENT_CELLS + rank
-        ballot.situation = ev.situation(lengths.get(Source.SESSION, 0), lengths.get(Source.MEMORY, 0), 0)
+        ballot.common = [
+            (ev.situation(lengths.get(Source.SESSION, 0), lengths.get(Source.MEMORY, 0), 0), blend.WEIGHT_RATE),
+            (ev.LAST_ROWS + (place.text[-1] if place.text else -1) % ev.N_TOKEN_ROWS, blend.LAST_RATE),
+            (ev.BEFORE_LAST_ROWS + (place.text[-2] if len(place.text) > 1 else -1) % ev.N_TOKEN_ROWS, blend.WEIGHT_RATE),
+        ]
         for slot, cell in matched:
             for evidence in ballot.values():
                 evidence.cells.setdefault(slot, cell)
@@ -311,7 +315,7 @@ class NaiveSession:
         """{token: probability}: a softmax over the candidates and "none of them", which has logit 0."""
         exponentials = {}
         for token, evidence in ballot.items():
-            rows = self.shared.weights[evidence.named_by], self.shared.weights[ballot.situation]
+            rows = [self.shared.weights[number] for number, _ in [(evidence.named_by, 0), *ballot.common]]
             logit = sum(row[ev.N_SLOTS] for row in rows)
             for slot, cell in evidence.cells.items():
                 logit += (
@@ -326,13 +330,13 @@ class NaiveSession:
         for token, evidence in ballot.items():
             hit = float(token == truth)
             error = hit - scores[token]
-            rows = self.shared.weights[evidence.named_by], self.shared.weights[ballot.situation]
-            for row in rows:
-                row[ev.N_SLOTS] += blend.WEIGHT_RATE * error
+            rows = [(evidence.named_by, blend.WEIGHT_RATE), *ballot.common]
+            for row, rate in rows:
+                self.shared.weights[row][ev.N_SLOTS] += rate * error
             for slot, number in sorted(evidence.cells.items()):
                 cell = self.shared.cells[number]
-                for row in rows:
-                    row[slot] += blend.WEIGHT_RATE * error * cell[model.STRENGTH]
+                for row, rate in rows:
+                    self.shared.weights[row][slot] += rate * error * cell[model.STRENGTH]
                 if not ev.SESSION_ABSENT_CELLS <= number < ev.SESSION_POINTER_CELLS:
                     cell[model.BIAS] += blend.BIAS_RATE * error
                 self._count(cell, hit)
@@ -343,8 +347,5 @@ class NaiveSession:
         share = 1 / (trials + 0.5)
         rate = cell[model.RATE] + (hit - cell[model.RATE]) * share
         clipped = min(max(rate, blend.MIN_RATE), 1 - blend.MIN_RATE)
-        if hit or trials < blend.EXACT_TRIALS:
-            strength = math.log(clipped / (1 - clipped))
-        else:  # by the slope of the logit
-            strength = max(cell[model.STRENGTH] - share / (1 - clipped), blend.MIN_STRENGTH)
+        strength = math.log(clipped / (1 - clipped))
         cell[:] = rate, trials, strength, cell[model.BIAS]
