@@ -7,14 +7,14 @@ position of the token that was chosen from it, in the token array of a corpus in
 no tokens, and document and offset of every draft come for free.
 
 Keys lie in FAISS: flat while a scan of all is quicker than anything else, else inverted lists of 8-bit numbers, 73 bytes
-a key and 0.06 ms a search among 200 000 (`factory_for`). The number of lists that a search visits is chosen when the index
-is built, as the smallest that finds 97.6 % of the true 50 nearest. On text that repeats itself word for word a suffix
-match says the same, cheaper.
+a key (`factory_for`), which a kernel of our own searches (`inverted_lists.py`). The number of lists that a search visits is
+chosen when the index is built, as the smallest that finds 97.6 % of the true 50 nearest. On text that repeats itself word
+for word a suffix match says the same, cheaper.
 
 Only neighbours are of use whose token is the one that the target has just chosen. Taking the 50 nearest and keeping those
-(DReSD) leaves none in a third of all searches (17 000 keys of SmolLM2). So rows are in order of token, and a search is told to look
-at one token's rows only: FAISS skips the others without comparing, and more lists can be visited in the same time. A
-structure that takes no such restriction (any factory string is allowed) gets the filter.
+(DReSD) leaves none in a third of all searches (17 000 keys of SmolLM2). So rows are in order of token, and a search looks at
+one token's rows only. Of the other structures that a factory string may name, FAISS can restrict flat ones and inverted
+lists; the rest gets the filter.
 
 Searching from several threads is safe: nothing is ever added to an open index.
 """
@@ -32,6 +32,7 @@ from redraft.retrieval.index_directory import CorpusIndex, open_index
 from redraft.retrieval.index_files import check_digests, check_tokenizer, open_arrays, read_manifest
 from redraft.retrieval.index_format import DENSE, DENSE_FAISS, DENSE_MAP, DENSE_POSITIONS, Progress, no_progress
 from redraft.retrieval.index_writer import IndexWriter
+from redraft.retrieval.inverted_lists import InvertedLists
 from redraft.retrieval.state_map import StateMap, StateOrigin
 
 __all__ = ["NEIGHBOURS", "DenseIndex", "factory_for", "make_faiss", "open_dense", "verify_dense", "write_dense"]
@@ -40,7 +41,7 @@ NEIGHBOURS = 50  # asked for by default, and what recall is measured with
 WANTED_RECALL = 0.976  # of stored keys; that of new ones is up to 0.02 lower, and is to be 0.95
 _FLAT_UP_TO = 4000  # keys, a tenth of a millisecond
 _KEYS_PER_LIST = 64  # FAISS warns below 39; the centres of lists are 4 bytes a key then
-_PROBES = (16, 32, 64, 128, 256)
+_PROBES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 _MORE_PROBES = 2  # times as many lists are visited where only one token's rows in them are compared
 
 
@@ -176,15 +177,22 @@ class DenseIndex:
         self.path, self.manifest, self.corpus = path, manifest, corpus
         self.map, self.positions = state_map, positions
         self.origin = StateOrigin(*(manifest["options"][name] for name in StateOrigin._fields))
-        self._index = index
         self._tokens, self._starts = np.unique(corpus.tokens[positions], return_index=True)
-        self._restricted = _restriction(index)
+        faiss = import_extra("faiss", "dense")
+        # The kernel's copy, or FAISS's own: never both in memory.
+        self._lists = InvertedLists(faiss, index, self._starts) if InvertedLists.fits(faiss, index) else None
+        self._index = index if self._lists is None else None
+        self._restricted = None if self._index is None else _restriction(faiss, index)
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def nearest(self, key: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(similarities, positions) of the nearest places to `key`, whatever token was chosen there; nearest first."""
+        key = self._checked(key)
+        if self._lists is not None:
+            similarities, rows = self._lists.search(key, count)
+            return similarities, self.positions[rows]
         similarities, rows = self._index.search(key[None], count)
         found = rows[0] >= 0
         return similarities[0][found], self.positions[rows[0][found]]
@@ -194,11 +202,15 @@ class DenseIndex:
 
         Returns (similarities float32[m], positions int32[m]), nearest first; m <= count.
         """
-        at = int(np.searchsorted(self._tokens, token))
+        key = self._checked(key)
+        at = int(self._tokens.searchsorted(token))
         if at == len(self._tokens) or self._tokens[at] != token:
             return np.empty(0, np.float32), np.empty(0, np.int32)
         low = int(self._starts[at])
         high = int(self._starts[at + 1]) if at + 1 < len(self._starts) else len(self)
+        if self._lists is not None:
+            similarities, rows = self._lists.search(key, count, (low, high))
+            return similarities, self.positions[rows]
         if self._restricted is not None:
             similarities, rows = self._index.search(key[None], count, params=self._restricted(low, high))
         else:
@@ -206,9 +218,15 @@ class DenseIndex:
         found = (rows[0] >= low) & (rows[0] < high)
         return similarities[0][found][:count], self.positions[rows[0][found][:count]]
 
+    def _checked(self, key: np.ndarray) -> np.ndarray:
+        key = np.ascontiguousarray(key, np.float32)
+        if key.shape != (self.map.dimension,):
+            raise ValueError(f"key: wanted shape [{self.map.dimension}], got {list(key.shape)}")
+        return key
+
     def close(self) -> None:
         """Let go of the files."""
-        self._index = self.positions = None
+        self._index = self._lists = self.positions = None
         self.corpus.close()
 
     def __enter__(self) -> DenseIndex:
@@ -252,12 +270,15 @@ def open_dense(
         raise IndexFormatError(f"{path / DENSE_POSITIONS}: holds numbers outside the {len(corpus.tokens)} tokens")
     if (np.diff(corpus.tokens[positions]) < 0).any():
         raise IndexFormatError(f"{path / DENSE_POSITIONS}: not in order of the tokens there")
-    return DenseIndex(path, manifest, corpus, state_map, positions, _load_faiss(path, manifest, arrays[DENSE_FAISS]))
+    index = _load_faiss(path, manifest, arrays[DENSE_FAISS])
+    try:
+        return DenseIndex(path, manifest, corpus, state_map, positions, index)
+    except ValueError as error:
+        raise IndexFormatError(f"{path / DENSE_FAISS}: {error}") from error
 
 
-def _restriction(index) -> Callable[[int, int], object] | None:
+def _restriction(faiss, index) -> Callable[[int, int], object] | None:
     """Makes the search parameters that restrict this FAISS index to rows low..high-1; None where it takes none."""
-    faiss = import_extra("faiss", "dense")
     if isinstance(index, faiss.IndexIVF):
         probes = min(_MORE_PROBES * index.nprobe, index.nlist)
         return lambda low, high: faiss.SearchParametersIVF(sel=faiss.IDSelectorRange(low, high, True), nprobe=probes)
