@@ -11,7 +11,15 @@ import numpy as np
 
 from redraft.retrieval.dense_index import DenseIndex
 from redraft.retrieval.dense_memory import DenseMemory
-from redraft.retrieval.neighbours import CURSORS, LENGTH, Neighbours, new_neighbours, put, relative_confidence
+from redraft.retrieval.neighbours import (
+    CURSORS,
+    LENGTH,
+    Neighbours,
+    continuations,
+    new_neighbours,
+    put,
+    relative_confidence,
+)
 from redraft.retrieval.state_ring import StateRing
 
 __all__ = ["RING", "SURE", "DenseSearch", "checked_states"]
@@ -76,28 +84,30 @@ class DenseSearch:
         """Search the session's own `text` (int32[n]); returns the bits of what is followed."""
         length = len(text)
         similarities, positions = self.ring.search(self._key, int(text[-1]), length - 1, CURSORS)
-        found = [
-            (float(similarity), text[position + 1 : position + 1 + LENGTH])
-            for similarity, position in zip(similarities, positions)
-        ]
-        return put(self.neighbours, True, found, relative_confidence(similarities), length)
+        tokens = continuations(text, positions, length)
+        return put(self.neighbours, True, similarities, tokens, relative_confidence(similarities), length)
 
     def stores(self, text: np.ndarray, index: DenseIndex | None, memory: DenseMemory) -> int:
         """Search what lies outside the session; returns the bits of what is followed."""
         self.asked += 1
-        token, found, retrieved = int(text[-1]), [], []
-        for similarity, stored, place in memory.search(self._key, token, CURSORS):
-            found.append((similarity, _up_to_end(stored[place + 1 : place + 1 + LENGTH])))
-            retrieved.append(similarity)
+        token = int(text[-1])
+        remembered = memory.search(self._key, token, CURSORS)
+        retrieved = similarities = np.array([similarity for similarity, _, _ in remembered], np.float32)
+        tokens = np.full((len(remembered), LENGTH), -1, np.int32)
+        for row, (_, stored, place) in zip(tokens, remembered):
+            continuation = _up_to_end(stored[place + 1 : place + 1 + LENGTH])
+            row[: len(continuation)] = continuation
         if index is not None:
-            similarities, positions = index.search(self._key, token, 2 * CURSORS)
-            retrieved += similarities.tolist()
-            ends, tokens = index.corpus.document_ends, index.corpus.tokens
-            for similarity, position in zip(similarities[:CURSORS].tolist(), positions.tolist()):
-                end = int(ends[ends.searchsorted(position, side="right")])
-                found.append((similarity, tokens[position + 1 : min(position + 1 + LENGTH, end)]))
-            found.sort(key=lambda neighbour: -neighbour[0])
-        return put(self.neighbours, False, found, relative_confidence(np.array(retrieved, np.float32)), len(text))
+            near, positions = index.search(self._key, token, 2 * CURSORS)
+            retrieved = np.concatenate([retrieved, near])
+            near, positions = near[:CURSORS], positions[:CURSORS]
+            ends = index.corpus.document_ends
+            ends = ends[ends.searchsorted(positions, side="right")]
+            similarities = np.concatenate([similarities, near])
+            tokens = np.concatenate([tokens, continuations(index.corpus.tokens, positions, ends)])
+        best = np.argsort(-similarities, kind="stable")[:CURSORS]
+        confidence = relative_confidence(retrieved)
+        return put(self.neighbours, False, similarities[best], tokens[best], confidence, len(text))
 
 
 def _up_to_end(continuation: np.ndarray) -> np.ndarray:

@@ -20,12 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["CURSORS", "LENGTH", "Neighbours", "new_neighbours", "put", "relative_confidence"]
+__all__ = ["CURSORS", "LENGTH", "Neighbours", "continuations", "new_neighbours", "put", "relative_confidence"]
 
 CURSORS = 8  # followed from stores, and as many from the session's own text
 LENGTH = 32  # tokens copied behind a neighbour
 NEST_ALPHA, NEST_TAU = 0.3, 0.1
 CONFIDENCE_EDGES = (0.2, 0.7)  # of lambda, between its buckets
+_BEHIND = np.arange(1, LENGTH + 1)
 SHARPNESS = 8.0  # of the weights: a neighbour 0.1 less similar counts about half
 
 
@@ -59,21 +60,26 @@ def relative_confidence(similarities: np.ndarray) -> float:
     return float(1.0 / (1.0 + np.exp(-(ratio - NEST_ALPHA) / NEST_TAU)))
 
 
-def put(
-    neighbours: Neighbours, own: bool, found: list[tuple[float, np.ndarray]], confidence: float, length: int
-) -> int:
-    """Take what one search found, best first: (similarity, continuation int32[<= LENGTH]) each. Returns the bits of its columns.
+def continuations(text: np.ndarray, places: np.ndarray, ends: np.ndarray | int) -> np.ndarray:
+    """int32[m, LENGTH], the tokens of `text` behind each of `places` (int[m]), -1 from `ends` (of each, or of all) on."""
+    at = places[:, None] + _BEHIND
+    tokens = np.take(text, at, mode="clip")
+    tokens[at >= (ends if np.isscalar(ends) else ends[:, None])] = -1
+    return tokens
 
-    own: whether it is the session's own search; length: of the text now.
+
+def put(
+    neighbours: Neighbours, own: bool, similarities: np.ndarray, tokens: np.ndarray, confidence: float, length: int
+) -> int:
+    """Take what one search found, best first: similarities float32[m], continuations int32[m, LENGTH]; m <= CURSORS.
+
+    own: whether it is the session's own search; length: of the text now. Returns the bits of its columns.
     """
-    first, bits = CURSORS if own else 0, 0
-    for column, (similarity, continuation) in enumerate(found[:CURSORS], first):
-        row = neighbours.tokens[column]
-        row[:] = -1
-        row[: len(continuation)] = continuation
-        neighbours.similarities[column] = similarity
-        neighbours.weights[column] = np.exp(SHARPNESS * (similarity - 1.0))
-        bits |= 1 << column
+    first, found = CURSORS if own else 0, len(similarities)
+    columns = slice(first, first + found)
+    neighbours.tokens[columns] = tokens
+    neighbours.similarities[columns] = similarities
+    neighbours.weights[columns] = np.exp(SHARPNESS * (similarities - 1.0))
     neighbours.found[2 * own] = length
-    neighbours.found[2 * own + 1] = int(np.searchsorted(CONFIDENCE_EDGES, confidence))
-    return bits
+    neighbours.found[2 * own + 1] = sum(confidence > edge for edge in CONFIDENCE_EDGES)
+    return ((1 << found) - 1) << first
