@@ -27,7 +27,7 @@ import torch
 from redraft.decoding.states import StateTap, state_width, states_of
 from redraft.index_builders.progress import Progress
 from redraft.index_builders.token_parts import read_json, take_lock, write_durably
-from redraft.retrieval.dense_index import write_dense
+from redraft.retrieval.dense_index import new_faiss, write_dense
 from redraft.retrieval.index_directory import CorpusIndex
 from redraft.retrieval.state_map import Moments, StateMap
 
@@ -58,6 +58,8 @@ class DenseOptions:
         for name in ("dimension", "batch", "sample"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: wanted 1 or more, got {getattr(self, name)}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens: wanted 1 or more, got {self.max_tokens}")
         if self.window < 8:
             raise ValueError(f"window: wanted 8 tokens or more, got {self.window}")
 
@@ -77,6 +79,8 @@ def build_dense(
             f"{corpus.path}: holds token id {corpus.manifest['max_token']}, model {name!r} has {vocab_size} ids: was the"
             " corpus built with the model's tokenizer?"
         )
+    if options.factory is not None:
+        new_faiss(options.dimension, options.factory)  # refused now, not when the model has run
     origin = states_of(model, options.layer, name)
     batches, n_sample = _plan(corpus, options)
     plan = {

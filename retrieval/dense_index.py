@@ -35,7 +35,16 @@ from redraft.retrieval.index_writer import IndexWriter
 from redraft.retrieval.inverted_lists import InvertedLists
 from redraft.retrieval.state_map import StateMap, StateOrigin
 
-__all__ = ["NEIGHBOURS", "DenseIndex", "factory_for", "make_faiss", "open_dense", "verify_dense", "write_dense"]
+__all__ = [
+    "NEIGHBOURS",
+    "DenseIndex",
+    "factory_for",
+    "make_faiss",
+    "new_faiss",
+    "open_dense",
+    "verify_dense",
+    "write_dense",
+]
 
 NEIGHBOURS = 50  # asked for by default, and what recall is measured with
 WANTED_RECALL = 0.976  # of stored keys; that of new ones is up to 0.02 lower, and is to be 0.95
@@ -60,10 +69,7 @@ def make_faiss(keys: np.ndarray, factory: str | None = None) -> tuple[object, di
     """
     faiss = import_extra("faiss", "dense")
     factory = factory or factory_for(len(keys))
-    try:
-        index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise ValueError(f"FAISS factory {factory!r}: {_reason(error)}") from error
+    index = new_faiss(keys.shape[1], factory)
     lists = _lists(faiss, index)
     if lists is not None and lists.nlist > len(keys):
         raise ValueError(f"FAISS factory {factory!r}: {lists.nlist} lists need as many keys, got {len(keys)}")
@@ -76,6 +82,19 @@ def make_faiss(keys: np.ndarray, factory: str | None = None) -> tuple[object, di
     if lists is not None:
         described |= _choose_probes(index, lists, keys)
     return index, described
+
+
+def new_faiss(dimension: int, factory: str):
+    """An untrained FAISS index; raises ValueError for a factory string that FAISS refuses."""
+    faiss = import_extra("faiss", "dense")
+    try:
+        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"FAISS factory {factory!r}: {_reason(error)}") from error
+    lists = _lists(faiss, index)
+    if lists is not None and lists.nlist < 1:
+        raise ValueError(f"FAISS factory {factory!r}: wanted 1 list or more, got {lists.nlist}")
+    return index
 
 
 def _choose_probes(index, lists, keys: np.ndarray) -> dict:
@@ -110,7 +129,7 @@ def _lists(faiss, index):
         return None
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """The last line of what FAISS says, without the function that said it."""
     return str(error).strip().splitlines()[-1].rpartition(": ")[2].strip()
 
@@ -136,8 +155,7 @@ def write_dense(
     progress = progress or no_progress
     if len(keys) == 0:
         raise ValueError(f"{corpus.path}: no document has two tokens, so there is no state to store")
-    if not np.isfinite(keys).all():
-        raise ValueError("keys: wanted finite numbers, got NaN or infinity")
+    _check_keys(keys, positions, state_map.dimension, len(corpus.tokens))
     faiss = import_extra("faiss", "dense")
     order = np.lexsort((positions, corpus.tokens[positions]))
     keys, positions = np.ascontiguousarray(keys[order], np.float32), positions[order]
@@ -161,6 +179,21 @@ def write_dense(
             progress=progress,
         )
     return options
+
+
+def _check_keys(keys: np.ndarray, positions: np.ndarray, dimension: int, tokens: int) -> None:
+    """Raise ValueError for keys and positions that no open index could hold."""
+    if keys.ndim != 2 or keys.shape[1] != dimension:
+        raise ValueError(f"keys: wanted shape [n, {dimension}], which the map gives, got {list(keys.shape)}")
+    if not np.isfinite(keys).all():
+        raise ValueError("keys: wanted finite numbers, got NaN or infinity")
+    norms = np.linalg.norm(keys, axis=1)
+    if not (np.abs(norms - 1.0) < 0.01).all():
+        raise ValueError(f"keys: wanted length one, got lengths {norms.min():g}..{norms.max():g}")
+    if positions.shape != (len(keys),):
+        raise ValueError(f"positions: wanted one of each of {len(keys)} keys, got shape {list(positions.shape)}")
+    if positions.min() < 0 or positions.max() >= tokens:
+        raise ValueError(f"positions: wanted 0..{tokens - 1}, got {positions.min()}..{positions.max()}")
 
 
 class DenseIndex:

@@ -35,6 +35,10 @@ def checked_states(hidden, dimension: int, length: int) -> np.ndarray:
     """
     if dimension == 0:
         raise ValueError("hidden: this drafter has no dense index that could be asked with a hidden state")
+    if length < 1:
+        raise ValueError(
+            "hidden: no token of this text was chosen from a state: it has no prompt and one token at most"
+        )
     states = np.asarray(hidden, np.float32)
     if states.ndim == 1:
         states = states[None]

@@ -167,11 +167,40 @@ def test_the_structure_follows_the_number_of_keys():
         (0, None, "no document has two tokens"),
         (100, "IVF128,SQ8", "128 lists need as many keys, got 100"),
         (100, "Nonsense", "FAISS factory 'Nonsense'"),
+        (100, "IVF0,Flat", "wanted 1 list or more, got 0"),
+        (100, 7, "FAISS factory 7"),
     ],
 )
 def test_what_cannot_be_built(corpus, tmp_path, count, factory, message):
     with pytest.raises(ValueError, match=message):
         write(tmp_path / "my.dense", corpus, clustered_keys(max(count, 1))[:count], factory=factory)
+    assert not (tmp_path / "my.dense").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda keys, positions: (keys, positions[:90]),
+            r"positions: wanted one of each of 100 keys, got shape \[90\]",
+        ),
+        (
+            lambda keys, positions: (keys[:90], positions),
+            r"positions: wanted one of each of 90 keys, got shape \[100\]",
+        ),
+        (lambda keys, positions: (keys[:, :8], positions), r"keys: wanted shape \[n, 16\].*got \[100, 8\]"),
+        (lambda keys, positions: (keys[0], positions[:16]), r"keys: wanted shape \[n, 16\].*got \[16\]"),
+        (lambda keys, positions: (keys * 3, positions), r"keys: wanted length one, got lengths 3..3"),
+        (lambda keys, positions: (keys * np.nan, positions), "keys: wanted finite numbers"),
+        (lambda keys, positions: (keys, positions - 2), r"positions: wanted 0..7999, got -1..98"),
+        (lambda keys, positions: (keys, positions + 7900), r"positions: wanted 0..7999, got 7901..8000"),
+    ],
+)
+def test_keys_that_no_index_could_hold_are_refused(corpus, tmp_path, change, message):
+    keys, positions = change(clustered_keys(100), np.arange(1, 101, dtype=np.int32))
+    state_map = StateMap(np.eye(16, 40, dtype=np.float32), np.zeros(16, np.float32))
+    with pytest.raises(ValueError, match=message):
+        write_dense(tmp_path / "my.dense", corpus, keys, positions, state_map, ORIGIN, options={})
     assert not (tmp_path / "my.dense").exists()
 
 
@@ -268,10 +297,19 @@ def test_an_interrupted_build_goes_on(model_folder, built, monkeypatch, sample):
         assert (path / name).read_bytes() == (path.with_name("whole") / name).read_bytes()
 
 
+def test_a_factory_that_faiss_refuses_is_refused_before_the_model_runs(model_folder, built, monkeypatch, capsys):
+    monkeypatch.setattr(building, "_states", None)
+    assert build(model_folder, built[0], "--factory", "Nonsense") == 1
+    assert "FAISS factory 'Nonsense'" in capsys.readouterr().err
+    assert not list(built[2].parent.glob("*.work"))
+
+
 def test_another_models_corpus_is_refused(model_folder, tmp_path, capsys):
     corpus = write_corpus(tmp_path / "my.index")
     assert build(model_folder, corpus) == 1
     assert "fingerprint" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="max_tokens: wanted 1 or more, got 0"):
+        building.DenseOptions(max_tokens=0)
     empty = write_corpus(tmp_path / "empty.index", [[3], []], tokenizer={"vocab_size": 50})
     with open_index(empty) as opened, pytest.raises(ValueError, match="no document has two tokens"):
         building.build_dense(
