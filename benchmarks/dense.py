@@ -97,9 +97,7 @@ def main() -> None:
         "stores": {name: tokens_of(store) for name, store in stores.items()}, "results": {},
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        record["index"] = measure_index(
-            keys_and_tokens(again + own, state_map), keys_and_tokens(held, state_map), Path(folder)
-        )
+        record["index"] = measure_index(keys_and_tokens(own, state_map), keys_and_tokens(held, state_map), Path(folder))
         print(json.dumps(record["index"], indent=1), flush=True)
         for name, store in stores.items():
             paths = build(Path(folder) / name.replace(" ", "-"), store, state_map) if store else (None, None)
@@ -133,7 +131,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--own", type=Path, nargs="+", required=True)
     parser.add_argument("--again", type=Path, nargs="*", default=[])
     parser.add_argument("--successors", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[5000, 20_000, 50_000, 100_000])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[20_000, 50_000, 100_000, 200_000])
     parser.add_argument("--built", type=Path, nargs="*", default=[], help="dense indexes")
     parser.add_argument("--model", help="also run the real loop, with and without the first of --built")
     parser.add_argument("--prompts", type=Path, help="for that: JSON lines with turns")

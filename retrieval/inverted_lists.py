@@ -78,6 +78,12 @@ class InvertedLists:
         self.search(np.zeros(index.d, np.float32), 1)  # compile now, not in a session's first step
         self.search(np.zeros(index.d, np.float32), 1, (0, 1))
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that the lists take."""
+        arrays = self._lists.centres, self._lists.ends, self._lists.codes, self.rows, self._by_token
+        return sum(array.nbytes for array in arrays)
+
     @staticmethod
     def fits(faiss, index) -> bool:
         """Whether this class can search `index`."""

@@ -253,6 +253,12 @@ def test_what_is_no_state_is_refused(store):
             with pytest.raises(ValueError, match=message):
                 session.commit([3], hidden=bad)
         assert session.length == 2
+    with (
+        Drafter(CONFIG, dense=store[0]) as drafter,
+        drafter.open([]) as session,
+        pytest.raises(ValueError, match="no token of this text was chosen from a state"),
+    ):
+        session.commit([3], hidden=key)
 
 
 def test_another_map_does_not_take_the_place_of_one_in_use(store, tmp_path):
