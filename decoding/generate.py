@@ -16,11 +16,13 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from redraft.decoding.drafts import Drafts
+from redraft.decoding.first_costs import measure_costs
 from redraft.decoding.nest import decode_nest
 from redraft.decoding.sampling import Choice, warpers
 from redraft.decoding.sequence import Sequence
 from redraft.decoding.states import Projection
 from redraft.decoding.stats import GenerationStats
+from redraft.decoding.step_cost import cost_of
 from redraft.decoding.target_model import TargetModel
 from redraft.decoding.tree_size import sizer_of
 from redraft.decoding.verifier import Verifier
@@ -207,13 +209,14 @@ def decode(
     projection = None
     if drafter is not None and max_nodes != 0 and (wanted := getattr(drafter, "states", None)) is not None:
         projection = Projection(target.model, *wanted)
+    sized = adaptive and drafter is not None
     drafts = Drafts(
         drafter,
         sequences,
         namespace=namespace,
         max_nodes=max_nodes,
         vocab_size=target.vocab_size,
-        sizer=sizer_of(target.model) if adaptive and drafter is not None else None,
+        sizer=sizer_of(target.model) if sized else None,
         stats=stats,
     )
     with drafts, target.decoding(stats), projection.tap if projection else nullcontext():
@@ -226,6 +229,9 @@ def decode(
             stats=stats,
             report=report,
         )
+        if sized and max_nodes != 0 and not (cost := cost_of(target.model)).measured:
+            with stats.timed("costs"):
+                measure_costs(target, cost)
         emissions = verifier.prefill()
         while trees := drafts.step(emissions):
             emissions = verifier.verify(trees)

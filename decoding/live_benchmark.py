@@ -11,6 +11,9 @@ anything. With one torch thread the processor time of that thread is taken, whic
 wall time; else wall time. Time per token counts, so that texts of different length (a near-tie
 that half precision broke otherwise) compare.
 
+What a model's first use costs (weights packed, costs of steps measured) is paid before and in no answer's time; a record has the
+seconds.
+
 Every text is checked against its reference: `generate` where greedy, `plain` with the same seed where sampled. In half
 precision a text may leave its reference where the two best logits were closer than 0.5; the gap is measured and kept.
 """
@@ -24,7 +27,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from redraft.decoding.first_costs import measure_costs
 from redraft.decoding.generate import generate
+from redraft.decoding.stats import GenerationStats
+from redraft.decoding.step_cost import cost_of
+from redraft.decoding.target_model import TargetModel
 from redraft.replay.loops import in_loop
 
 __all__ = [
@@ -35,6 +42,7 @@ __all__ = [
     "Settings",
     "clock_name",
     "fixed_nodes",
+    "learn_costs",
     "measure",
     "task_of",
     "task_rows",
@@ -109,6 +117,14 @@ def _now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.thread_time() if clock_name() == "thread" else time.perf_counter()
+
+
+def learn_costs(model) -> float:
+    """Measure what steps cost, as the first call with a drafter would; returns the seconds that it took."""
+    target, stats = TargetModel(model), GenerationStats()
+    with target.decoding(stats), stats.timed("costs"):
+        measure_costs(target, cost_of(model))
+    return stats.seconds["costs"]
 
 
 def measure(model, prompts: Iterable[Prompt], drafters: Mapping, settings: Settings, contenders=CONTENDERS):
@@ -254,6 +270,6 @@ def _row(answers: list[Answer]) -> dict:
 
 def _overhead(answers: list[Answer]) -> float:
     """The share of decoding that is neither forward nor head."""
-    decoding = sum(sum(answer.phases.values()) - answer.phases["prefill"] for answer in answers)
+    decoding = sum(sum(answer.phases.values()) - answer.phases["prefill"] - answer.phases["costs"] for answer in answers)
     model = sum(answer.phases[phase] for answer in answers for phase in ("forward", "head"))
     return 1 - model / decoding if decoding else 0.0

@@ -16,7 +16,7 @@ from redraft.retrieval.provenance import Occurrence
 
 __all__ = ["PHASES", "GenerationStats", "Span"]
 
-PHASES = ("prefill", "forward", "head", "candidates", "accept", "compact", "states", "draft")
+PHASES = ("costs", "prefill", "forward", "head", "candidates", "accept", "compact", "states", "draft")
 
 
 class Span(NamedTuple):
@@ -73,8 +73,8 @@ class GenerationStats:
 
     @property
     def decode_seconds(self) -> float:
-        """Wall time of all phases but the prefill."""
-        return sum(self.seconds.values()) - self.seconds["prefill"]
+        """Wall time of all steps: of all phases but the prefill and a model's first costs."""
+        return sum(self.seconds.values()) - self.seconds["prefill"] - self.seconds["costs"]
 
     def count_step(self, tree: DraftTree, path: list[int], emitted: int) -> None:
         """Add one step of one sequence: `path` of `tree` was accepted and `emitted` tokens came out."""

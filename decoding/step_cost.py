@@ -1,6 +1,6 @@
-"""What a step costs by its size: seconds of whole steps, measured while text is written, kept as a curve.
+"""What a step costs by its size: seconds of whole steps, kept as a curve. Drafting is not in it; it has a clock of its own.
 
-A step is drafting, forward, head, top-k and bookkeeping together; its size is the number of *entries* that the target sees, one root
+A step is forward, head, top-k and bookkeeping together; its size is the number of *entries* that the target sees, one root
 for each sequence and all nodes. Nothing is assumed of the machine; how it is measured follows from what machines do:
 
 - They speed up and slow down and are disturbed. So sizes are tried in *rounds*, each size once, one after the other; a round
@@ -10,8 +10,9 @@ for each sequence and all nodes. Nothing is assumed of the machine; how it is me
 - Longer contexts cost more per entry, so each doubling of the context has its own rounds, and so have numbers of sequences that
   differ by more than a factor of two. Elsewhere, and until a round is over, the nearest curve stands in.
 
-Cost: the steps of a round write text like all others, with trees of a size that may not be the best: four rounds of five steps at first,
-another one every 512 steps. Curves belong to the model and last as long as it does.
+The first round is no text: at a model's first use `first_costs.py` runs it, so that already the first step is
+right. Later rounds write text like all other steps, with trees of a size that may not be the best: one every 512 steps, the first
+of a context's or batch's own after 128. Curves belong to the model and last as long as it does.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ _TRIED = (
     (16, 3),
     (32, 4),
     (4, 2),
+    (2, 2),  # some kernels like two rows less than four
     (64, 8),
     (128, 16),
 )  # the larger of so many and so many per sequence
-_ROUNDS, _KEPT_ROUNDS = 4, 5
-_ROUND_EVERY = 512  # steps
+_KEPT_ROUNDS = 5
+_ROUND_AFTER, _ROUND_EVERY = 128, 512  # steps
 
 _costs: weakref.WeakKeyDictionary[object, StepCost] = weakref.WeakKeyDictionary()
 
@@ -56,7 +58,7 @@ class _Rounds:
     def __init__(self) -> None:
         self.over: deque[dict[int, float]] = deque(maxlen=_KEPT_ROUNDS)
         self.current: dict[int, float] = {}
-        self.steps_left = 0  # until the next round begins
+        self.steps_left = _ROUND_AFTER  # until the next round begins
 
     def ratios(self, rows: int) -> dict[int, float]:
         """Seconds by entries, in those of the same round's plain step."""
@@ -93,9 +95,21 @@ class StepCost:
         """Whether the curve of about as many sequences will do: a batch that ends one by one would measure all the time."""
         _, doubling = _key(rows, context)
         return any(
-            other != rows and rows <= 2 * other <= 4 * rows and place == doubling and len(rounds.over) >= _ROUNDS
+            other != rows and rows <= 2 * other <= 4 * rows and place == doubling and rounds.over
             for (other, place), rounds in self._rounds.items()
         )
+
+    @property
+    def measured(self) -> bool:
+        """Whether any round is over."""
+        return any(rounds.over for rounds in self._rounds.values())
+
+    def add_round(self, rows: int, context: int, seconds: dict[int, float]) -> None:
+        """A round that was measured elsewhere: seconds by entries, kernels made."""
+        rounds = self._rounds[_key(rows, context)]
+        rounds.over.append(dict(seconds))
+        rounds.steps_left = _ROUND_EVERY
+        self._shapes.update((rows, entries) for entries in seconds)
 
     def knows(self, rows: int, context: int, entries: int) -> bool:
         """Whether this round has tried the size, or one before it has."""
@@ -108,7 +122,7 @@ class StepCost:
         if rows in rounds.current and len(rounds.current) > 1:
             rounds.over.append(rounds.current)
             rounds.current = {}
-            rounds.steps_left = 0 if len(rounds.over) < _ROUNDS else _ROUND_EVERY
+            rounds.steps_left = _ROUND_EVERY
 
     def seconds(self, rows: int, context: int, entries: np.ndarray) -> np.ndarray:
         """float64: plain steps' worth of seconds at `entries`; interpolated between and extended beyond tried sizes."""
@@ -137,8 +151,6 @@ class StepCost:
                 for size in other:
                     if size > rows:
                         curve.setdefault(size, other[size] / plain)
-        if len(curve) == 1:
-            curve[rows + 15] = 1.3  # a guess, for the first steps with a model
         return curve
 
 

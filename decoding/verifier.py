@@ -24,7 +24,7 @@ from redraft.retrieval.draft_tree import DraftTree
 __all__ = ["Verifier"]
 
 MOST_STATES = 4096  # of a prompt's states that a drafter is told, the last ones
-_PREFILL_ROWS = 256  # prompt positions whose runners-up are taught; each costs one row of the output head
+_PREFILL_ROWS = 64  # prompt positions whose runners-up are taught; each costs a row of the output head, 256 bring no more
 
 
 class Verifier:

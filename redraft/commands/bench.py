@@ -74,6 +74,7 @@ def run_live(args: argparse.Namespace, prompts: Callable | None = None) -> dict:
         Settings,
         clock_name,
         fixed_nodes,
+        learn_costs,
         measure,
         task_rows,
     )
@@ -107,6 +108,7 @@ def run_live(args: argparse.Namespace, prompts: Callable | None = None) -> dict:
                 drafters[name].warmup()
         warm = Settings(16, args.temperature, adaptive=False)  # compile and touch everything once, unmeasured
         list(measure(model, prompts[:1], {}, warm, contenders))
+        to_learn_costs = learn_costs(model)
         for group in tqdm(measure(model, prompts, drafters, settings, contenders), total=len(prompts), unit="prompt"):
             answers += group
     rows = task_rows(answers)
@@ -133,6 +135,7 @@ def run_live(args: argparse.Namespace, prompts: Callable | None = None) -> dict:
         "device": str(model.device),
         "threads": _threads(),
         "clock": clock_name(),
+        "seconds to learn costs": round(to_learn_costs, 3),
         "lossless": all(gap < limit for gap in parted) or args.temperature is not None and limit > 0,
         "gaps where texts part": parted,
         "tasks": rows,
