@@ -16,7 +16,7 @@ from redraft.retrieval.provenance import Occurrence
 
 __all__ = ["PHASES", "GenerationStats", "Span"]
 
-PHASES = ("costs", "prefill", "forward", "head", "candidates", "accept", "compact", "states", "draft")
+PHASES = ("prefill", "forward", "head", "candidates", "accept", "compact", "states", "draft", "costs")
 
 
 class Span(NamedTuple):
