@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import perf_counter, thread_time_ns
 
 import numpy as np
 from machine import RECORDS, provenance
+from numba import njit
 
 from redraft.index_builders.tokenizers import load_tokenizer
 from redraft.replay.contenders import Contender, Ngram, Redraft
@@ -134,8 +137,24 @@ def many_sessions(contender: Contender, sessions: int = 1_000, steps: int = 20) 
     return tally
 
 
+def two_over_one(works: list[Callable]) -> float:
+    """Time of two threads doing one work each over the time of one thread doing the first; 1 = no hindrance at all."""
+
+    def seconds(works: list[Callable]) -> float:
+        threads = [Thread(target=work) for work in works]
+        started = perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return perf_counter() - started
+
+    rounds = [(seconds(works[:1]), seconds(works)) for _ in range(5)]
+    return float(np.median([both / one for one, both in rounds]))
+
+
 def two_threads(contender: Contender, drafts: int = 4_000) -> float:
-    """Time of two threads drafting for two sessions over the time of one thread for one; 1 = no hindrance at all."""
+    """Two threads drafting for two sessions."""
     with contender.make() as drafter:
         sessions = [drafter.open(ordinary(CONTEXT, seed)) for seed in (1, 2)]
 
@@ -143,17 +162,22 @@ def two_threads(contender: Contender, drafts: int = 4_000) -> float:
             for _ in range(drafts):
                 session.draft()
 
-        def seconds(work: list) -> float:
-            threads = [Thread(target=draft_often, args=(session,)) for session in work]
-            started = perf_counter()
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            return perf_counter() - started
+        return two_over_one([partial(draft_often, session) for session in sessions])
 
-        rounds = [(seconds(sessions[:1]), seconds(sessions)) for _ in range(5)]
-        return float(np.median([both / one for one, both in rounds]))
+
+@njit(nogil=True)
+def spin(turns):
+    """Arithmetic that touches no memory and no lock: two threads hinder each other here only where the processor does."""
+    x = 1
+    for _ in range(turns):
+        x = (x * 1103515245 + 12345) & 0x7FFFFFFF
+    return x
+
+
+def processor_itself() -> float:
+    """Two threads of plain arithmetic: where two processors are one core's two threads, this is nearly 2."""
+    spin(1)
+    return two_over_one([partial(spin, 100_000_000)] * 2)
 
 
 def row(name: str, summary: dict, ordinary_p50: float) -> list[str]:
@@ -190,12 +214,12 @@ def main() -> None:
     ordinary_p50 = summaries["recorded outputs" if args.traces else "ordinary"]["draft_us"]["p50"]
     header = ("stream", "tokens/step", "draft p50", "p99", "x ordinary", "commit/token", "open/token", "close/token")
     print(table(header, [row(name, summary, ordinary_p50) for name, summary in summaries.items()]))
-    ratio = two_threads(contender)
-    print(f"\ntwo threads for two sessions take {ratio:.2f} times as long as one thread for one")
+    ratio, limit = two_threads(contender), processor_itself()
+    print(f"\ntwo threads for two sessions take {ratio:.2f} times as long as one thread for one; plain arithmetic {limit:.2f}")
     if args.record:
         keep = ("tokens_per_step", "draft_us", "commit_us_per_token", "open_us_per_token", "close_us_per_token")
         streams = {name: {key: summary[key] for key in keep} for name, summary in summaries.items()}
-        record = provenance() | {"streams": streams, "two_threads_over_one": ratio}
+        record = provenance() | {"streams": streams, "two_threads_over_one": ratio, "arithmetic_alone": limit}
         RECORDS.mkdir(exist_ok=True)
         (RECORDS / f"streams-{record['date']}.json").write_text(json.dumps(record, indent=1) + "\n")
 

@@ -120,14 +120,20 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
             )  # fmt: skip
 
     memory_total, memory_distinct, memory_length = 0, 0, 0
-    if _uses(enabled, _MEMORY):  # earlier outputs of the namespace
-        stored, memory_length = pt.look_up(knowledge.memory, window, filled, path)
+    if _uses(enabled, _MEMORY):  # earlier outputs of the namespace, and earlier prompts where they are remembered
+        stored, length = pt.look_up(knowledge.memory, window, filled, path)
+        prompts_path = path[pt.MAX_CONTEXT :]
+        prompts_stored, prompts_length = pt.look_up(knowledge.prompts, window, filled, prompts_path)
+        # Of outputs and prompts, those speak that match longer: of two memories that say the same, one is enough.
+        prompts_speak = prompts_length > length
+        memory_length = prompts_length if prompts_speak else length
         memory_total, memory_distinct = contexts.add_contexts(
-            ballot, knowledge.memory, path, stored, memory_length, _LONG_AGO,
+            ballot, knowledge.prompts if prompts_speak else knowledge.memory, prompts_path if prompts_speak else path,
+            prompts_stored if prompts_speak else stored, memory_length, _LONG_AGO,
             ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.BY_MEMORY,
         )  # fmt: skip
         if _uses(enabled, _POINTER):
-            copy_pointer.seat(knowledge.memory, pointers, place, MEMORY_POINTER, path, stored, memory_length)
+            copy_pointer.seat(knowledge.memory, pointers, place, MEMORY_POINTER, path, stored, length)
             copy_pointer.add_pointed(
                 ballot, knowledge.memory, pointers, place, MEMORY_POINTER,
                 ev.MEMORY_POINTER, ev.MEMORY_POINTER_CELLS,

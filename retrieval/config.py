@@ -18,6 +18,8 @@ class DraftConfig:
         max_nodes: draft budget, the most nodes in one tree (1 to 512).
         min_prob: a node is drafted only if its estimated path probability reaches this (0 = fill the budget).
         memory_tokens: how many tokens of earlier outputs a namespace remembers; the oldest unused go first. 0 = none.
+        prompt_tokens: the same for earlier prompts, in a memory of their own; 0, the default: they are not remembered. Worth
+            it where prompts bring what later outputs copy and later prompts leave out, such as files or records.
         dense_keys: how many hidden states of its outputs a namespace keeps for dense retrieval, 256 bytes each; the oldest
             outputs go first. 0 = none. Without a dense index there are none.
         tokenizer_fingerprint: what an index must have been built with; None skips the check.
@@ -28,6 +30,7 @@ class DraftConfig:
     max_nodes: int = 32
     min_prob: float = 0.0
     memory_tokens: int = 2_000_000
+    prompt_tokens: int = 0
     dense_keys: int = 65_536
     tokenizer_fingerprint: str | None = None
     disabled: frozenset[str] = frozenset()
@@ -39,10 +42,9 @@ class DraftConfig:
             raise ValueError(f"max_nodes: wanted 1..512, got {self.max_nodes}")
         if not 0 <= self.min_prob < 1:
             raise ValueError(f"min_prob: wanted 0 <= min_prob < 1, got {self.min_prob}")
-        if not 0 <= self.memory_tokens <= 2**30:
-            raise ValueError(f"memory_tokens: wanted 0..1073741824, got {self.memory_tokens}")
-        if not 0 <= self.dense_keys <= 2**30:
-            raise ValueError(f"dense_keys: wanted 0..1073741824, got {self.dense_keys}")
+        for name in ("memory_tokens", "prompt_tokens", "dense_keys"):
+            if not 0 <= getattr(self, name) <= 2**30:
+                raise ValueError(f"{name}: wanted 0..1073741824, got {getattr(self, name)}")
         unknown = sorted({self.disabled} if isinstance(self.disabled, str) else set(self.disabled) - set(Source.NAMES))
         if unknown:
             raise ValueError(f"disabled: wanted a set of names out of {', '.join(Source.NAMES)}, got {unknown}")

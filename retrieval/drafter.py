@@ -90,11 +90,11 @@ class Drafter:
     def _namespace(self, name: str) -> Namespace:
         with self._lock:
             if name not in self._namespaces:
-                self._namespaces[name] = Namespace(name, self.config.memory_tokens, self.config.dense_keys)
+                self._namespaces[name] = Namespace(name, self.config)
             return self._namespaces[name]
 
     def forget(self, namespace: str, session_id: int | None = None) -> bool:
-        """Forget a whole namespace, or the output of one closed session; returns whether there was anything."""
+        """Forget a whole namespace, or one closed session (its output, and its prompt where prompts are remembered); returns whether there was anything."""
         with self._lock:
             found = self._namespaces.get(namespace)
         if found is None:
@@ -104,6 +104,7 @@ class Drafter:
             return True
         with found.lock:
             forgotten = found.memory.forget(session_id)
+            forgotten |= found.prompts.forget(session_id)
             forgotten |= found.dense.forget(session_id)
             found.publish()
             return forgotten

@@ -41,12 +41,13 @@ _continuations = bundle.int32_rows(LENGTH)
 
 
 class Knowledge(NamedTuple):
-    """session, memory: PrefixTrie; frequent: int32[16], -1 = end; recycled, recycled_base: RecyclingTable of the
+    """session, memory, prompts: PrefixTrie (the session's text, earlier outputs, earlier prompts); frequent: int32[16], -1 = end; recycled, recycled_base: RecyclingTable of the
     session and of the namespace; successor_ids: int32[V, 8], successor_probs: float32[V, 8] (V = 0: no table);
     neighbours: of the target's state; model: Model; corpora: the drafter's addresses; kinds: int64[number of corpora]."""
 
     session: pt.PrefixTrie
     memory: pt.PrefixTrie
+    prompts: pt.PrefixTrie
     frequent: np.ndarray
     recycled: RecyclingTable
     recycled_base: RecyclingTable
@@ -98,8 +99,10 @@ def session_bundle(trie: pt.PrefixTrie, recycled: RecyclingTable, state: Places,
     return Bundle([*trie, *recycled, *state, *neighbours])
 
 
-def namespace_bundle(trie: pt.PrefixTrie, frequent: np.ndarray, recycled: RecyclingTable, model: Model) -> Bundle:
-    return Bundle([*trie, frequent, *recycled, *model])
+def namespace_bundle(
+    trie: pt.PrefixTrie, frequent: np.ndarray, recycled: RecyclingTable, model: Model, prompts: pt.PrefixTrie
+) -> Bundle:
+    return Bundle([*trie, frequent, *recycled, *model, *prompts])
 
 
 def corpora_bundle(successor_ids: np.ndarray, successor_probs: np.ndarray, indexes) -> Bundle:
@@ -171,6 +174,7 @@ def knowledge_at(session, namespace, drafter):
     return Knowledge(
         trie_at(session, 0),
         trie_at(namespace, 0),
+        trie_at(namespace, 15),
         bundle.int32s(namespace, 7),
         recycling_at(session, 7),
         recycling_at(namespace, 8),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from redraft.retrieval.bundle import Bundle
+from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.dense_memory import DenseMemory
 from redraft.retrieval.knowledge import namespace_bundle
 from redraft.retrieval.memory import Memory
@@ -25,32 +26,35 @@ class Namespace:
 
     Attributes:
         bundle: the arrays as kernels take them.
+        memory, prompts: Memory of earlier outputs, and of earlier prompts where they are remembered.
         dense: DenseMemory, the target's states of the outputs remembered; empty without a dense index.
     """
 
-    def __init__(self, name: str, memory_tokens: int, dense_keys: int):
+    def __init__(self, name: str, config: DraftConfig):
         self.name = name
         self.lock = threading.Lock()
-        self.memory = Memory(memory_tokens)
-        self.dense = DenseMemory(dense_keys)
+        self.memory = Memory(config.memory_tokens)
+        self.prompts = Memory(config.prompt_tokens)
+        self.dense = DenseMemory(config.dense_keys)
         self._begin()
 
     def _begin(self) -> None:
         self.model = new_model()
         self.recycled = new_table(0)  # made when a target first sends its candidates
-        self._published: tuple = (None,) * 4
+        self._published: tuple = (None,) * 5
         self.publish()
 
     def publish(self) -> None:
         """Let readers see arrays that have replaced others."""
-        trie, frequent, recycled, model = self._published
+        trie, frequent, recycled, model, prompts = self._published
         if (
             self.memory.trie is not trie
             or self.memory.frequent is not frequent
             or self.recycled is not recycled
             or self.model is not model
+            or self.prompts.trie is not prompts
         ):
-            self._published = self.memory.trie, self.memory.frequent, self.recycled, self.model
+            self._published = self.memory.trie, self.memory.frequent, self.recycled, self.model, self.prompts.trie
             self.bundle: Bundle = namespace_bundle(*self._published)
 
     def ensure_recycling(self) -> None:
@@ -61,5 +65,6 @@ class Namespace:
         """Forget all texts and opinions. What was learned of how far sources can be trusted goes too."""
         with self.lock:
             self.memory.clear()
+            self.prompts.clear()
             self.dense.clear()
             self._begin()

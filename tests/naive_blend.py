@@ -22,8 +22,9 @@ ALL_SOURCES = sum(1 << source for source in range(len(Source.NAMES)))
 
 
 class NaiveNamespace:
-    def __init__(self, budget=None):
+    def __init__(self, budget=None, prompt_budget=0):
         self.memory = NaiveMemory(budget)
+        self.prompts = NaiveMemory(prompt_budget)
         self.recycled = NaiveRecycling(namespace.RECYCLED_ROWS)
         start = model.new_model()
         self.cells = start.cells.astype(float).tolist()
@@ -91,6 +92,7 @@ class NaiveSession:
         self.shared, self.enabled, self.name = shared, enabled, name
         self.recycled = NaiveRecycling(session.RECYCLED_ROWS)
         self.proposal = []
+        self.prompt = list(prompt)
         self.remembered = max(len(prompt) - session.PROMPT_TAIL, 0)
         self.own = NaiveMemory()
         self.own.write("text", prompt)
@@ -130,6 +132,7 @@ class NaiveSession:
 
     def close(self):
         self._remember(len(self.place.text))
+        self.shared.prompts.append(self.name, self.prompt)
 
     # --- evidence ----------------------------------------------------------------------------------------------------
     def uses(self, source):
@@ -144,12 +147,15 @@ class NaiveSession:
         for source, memory, pointer, slots, cells, named_by in self._texts(place):
             if not self.uses(source):
                 continue
-            match, total, distinct = self._add_contexts(ballot, memory, place.text, slots[:2], cells[:2], named_by)
+            length, spoken = memory.longest(place.text), memory
+            if source == Source.MEMORY and self.shared.prompts.longest(place.text) > length:
+                spoken = self.shared.prompts
+            match, total, distinct = self._add_contexts(ballot, spoken, place.text, slots[:2], cells[:2], named_by)
             lengths[source] = match
             if match:
                 matched.append((slots[0], ev.absent_cell(cells[2], match, total, distinct)))
             if self.uses(Source.POINTER):
-                self._add_pointer(ballot, memory, pointer, place.text, match, slots[2], cells[3])
+                self._add_pointer(ballot, memory, pointer, place.text, length, slots[2], cells[3])
         if self.uses(Source.RECYCLING):
             self._add_recycled(ballot, place.text)
         for own, slot, cells, absent in (

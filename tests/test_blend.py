@@ -148,6 +148,7 @@ def forget_one(rng, drafter, twin_namespace, open_sessions):
     if free and rng.random() < 0.3:
         name = int(rng.choice(free))
         assert drafter.forget("n", name) and memory.forget(name)
+        twin_namespace.prompts.forget(name)
 
 
 @pytest.mark.parametrize("letters", [1, 2, 4, 40])
@@ -168,6 +169,15 @@ def test_sessions_that_learn_from_each_other_while_they_write(seed, monkeypatch)
     drafter, twin = Drafter(DraftConfig()), NaiveNamespace()
     live(rng, drafter, twin, 4, rounds=70)
     assert drafter._namespaces["n"].memory.n_tokens == twin.memory.n_tokens > 0
+    assert_same_model(drafter._namespaces["n"].model, twin)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_earlier_prompts_where_they_are_remembered(seed):
+    rng = np.random.default_rng(120 + seed)
+    drafter, twin = Drafter(DraftConfig(prompt_tokens=96)), NaiveNamespace(None, 96)
+    live(rng, drafter, twin, 4, rounds=70)
+    assert drafter._namespaces["n"].prompts.n_tokens == twin.prompts.n_tokens > 0
     assert_same_model(drafter._namespaces["n"].model, twin)
 
 

@@ -51,10 +51,11 @@ def test_a_step_is_commits_and_then_drafts():
 
 
 # --- namespaces ------------------------------------------------------------------------------------------------------
-def test_no_token_of_one_namespace_reaches_a_draft_of_another():
+@pytest.mark.parametrize("prompt_tokens", [0, 2000])
+def test_no_token_of_one_namespace_reaches_a_draft_of_another(prompt_tokens):
     """Namespaces with alphabets of their own, through every source there is without an index."""
     rng = np.random.default_rng(1)
-    drafter = Drafter(DraftConfig(vocab_size=60, memory_tokens=2000))
+    drafter = Drafter(DraftConfig(vocab_size=60, memory_tokens=2000, prompt_tokens=prompt_tokens))
     alphabets = {"one": range(20), "two": range(20, 40), "": range(40, 60)}
     seen = dict.fromkeys(alphabets, 0)
     texts = {name: [alphabet[int(x)] for x in rng.integers(0, 20, 120)] for name, alphabet in alphabets.items()}
@@ -129,6 +130,33 @@ def test_one_output_is_forgotten_and_the_others_are_not():
                 assert not set(session.draft(max_nodes=512).tokens.tolist()) & (
                     set(output.tolist()) - set(output[10:20])
                 )
+
+
+def test_earlier_prompts_are_remembered_where_that_was_asked_for():
+    rng = np.random.default_rng(5)
+    silent, drafter = (Drafter(DraftConfig(vocab_size=1000, prompt_tokens=n)) for n in (0, 500))
+    prompts = rng.permutation(1000).reshape(5, 200)
+    ids = []
+    for one in (silent, drafter):
+        for prompt in prompts[:2]:
+            with one.open(prompt) as session:
+                session.commit(prompt[-2:])
+                ids.append(session.id)
+
+    def known(one, prompt, namespace="default"):
+        with one.open(prompt[50:60], namespace=namespace) as session:
+            return prompt[60] in session.draft(max_nodes=64).tokens
+
+    assert not any(known(silent, prompt) for prompt in prompts)
+    assert [known(drafter, prompt) for prompt in prompts] == [True, True, False, False, False]
+    assert not any(known(drafter, prompt, "other") for prompt in prompts)
+    assert drafter.forget("default", ids[2])
+    assert [known(drafter, prompt) for prompt in prompts[:2]] == [False, True]
+    for prompt in prompts[2:]:
+        drafter.open(prompt).close()
+    memory = drafter._namespaces["default"].prompts
+    assert not known(drafter, prompts[1]) and known(drafter, prompts[4]) and 400 < memory.n_tokens <= 500
+    assert drafter.forget("default") and not known(drafter, prompts[4]) and memory.n_tokens <= 10
 
 
 def test_a_copy_out_of_a_memory_that_is_forgotten_meanwhile():

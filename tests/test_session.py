@@ -146,7 +146,7 @@ def test_a_namespace_has_a_name(namespace):
     "settings",
     [
         {"vocab_size": 0}, {"vocab_size": 2**31}, {"max_nodes": 0}, {"max_nodes": 513}, {"min_prob": 1.0},
-        {"min_prob": -0.1}, {"min_prob": float("nan")}, {"memory_tokens": -1}, {"memory_tokens": 2**31},
+        {"min_prob": -0.1}, {"min_prob": float("nan")}, {"prompt_tokens": -1}, {"memory_tokens": -1}, {"memory_tokens": 2**31},
         {"disabled": frozenset({"sessoin"})}, {"disabled": "memory"},
     ],
 )  # fmt: skip

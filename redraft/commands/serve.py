@@ -50,6 +50,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="tokens of earlier outputs that each namespace remembers",
     )
     add(
+        "--prompt-tokens",
+        type=int,
+        default=DraftConfig.prompt_tokens,
+        metavar="N",
+        help="tokens of earlier prompts that each namespace remembers beside them; 0: none",
+    )
+    add(
         "--max-sessions",
         type=int,
         default=ServerSettings.max_sessions,
@@ -99,7 +106,12 @@ def run(args: argparse.Namespace) -> int:
             tls_key=args.tls_key,
             insecure=args.insecure,
         )
-        config = DraftConfig(vocab_size=args.vocab_size, max_nodes=args.max_nodes, memory_tokens=args.memory_tokens)
+        config = DraftConfig(
+            vocab_size=args.vocab_size,
+            max_nodes=args.max_nodes,
+            memory_tokens=args.memory_tokens,
+            prompt_tokens=args.prompt_tokens,
+        )
     except ValueError as error:
         args.usage_error(str(error))
     indexes = args.index or [path for path in os.environ.get("REDRAFT_INDEX", "").split(os.pathsep) if path]
