@@ -149,6 +149,23 @@ def test_lists_of_small_numbers_find_nearly_all_and_are_small():
     assert np.mean([len(set(a) & set(b)) / 50 for a, b in zip(found.tolist(), true.tolist())]) >= 0.95
 
 
+def test_more_lists_are_visited_until_enough_is_found_or_no_more_can_be():
+    """Keys without clusters lie in no list in particular; what four bytes a key lose, no number of lists brings back."""
+    keys = np.random.default_rng(0).normal(size=(6000, 16)).astype(np.float32)
+    keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+    described = make_faiss(keys, "IVF128,SQ8")[1]
+    assert 16 < described["nprobe"] < 128 and described["recall_at_50"] >= 0.976
+    described = make_faiss(keys, "IVF128,PQ4")[1]
+    assert described["nprobe"] < 96 and described["recall_at_50"] < 0.9
+
+
+def test_lists_that_faiss_searches_are_restricted_to_a_token_and_visited_twice_as_much(corpus, tmp_path):
+    with open_dense(write(tmp_path / "my.dense", corpus, clustered_keys(3000), factory="IVF128,Flat")) as index:
+        chosen = index._restricted(30, 60)
+        assert chosen.nprobe == 2 * index.manifest["options"]["nprobe"] < 128
+        assert [row for row in range(3000) if chosen.sel.is_member(row)] == list(range(30, 60))
+
+
 def test_equal_keys_do_not_count_as_missed():
     """A text that repeats itself: any of the equal keys will do, and no number of lists finds particular ones."""
     keys = np.repeat(clustered_keys(60, 64), 200, axis=0)

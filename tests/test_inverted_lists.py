@@ -65,6 +65,23 @@ def test_a_frequent_token_is_looked_for_in_the_nearest_lists_only(monkeypatch):
     assert sorted(found.tolist()) == sorted(held[held >= 1000].tolist())
 
 
+@pytest.mark.parametrize(
+    ("factory", "metric", "fits"),
+    [
+        ("IVF16,SQ8", faiss.METRIC_INNER_PRODUCT, True),
+        ("IVF16,SQ8", faiss.METRIC_L2, False),
+        ("IVF16,SQ6", faiss.METRIC_INNER_PRODUCT, False),
+        ("IVF16,SQfp16", faiss.METRIC_INNER_PRODUCT, False),
+        ("IVF16,Flat", faiss.METRIC_INNER_PRODUCT, False),
+        ("IVF16_HNSW8,SQ8", faiss.METRIC_INNER_PRODUCT, False),
+        ("PCA8,IVF16,SQ8", faiss.METRIC_INNER_PRODUCT, False),
+        ("Flat", faiss.METRIC_INNER_PRODUCT, False),
+    ],
+)
+def test_what_is_not_lists_of_8_bits_is_left_to_faiss(factory, metric, fits):
+    assert InvertedLists.fits(faiss, faiss.index_factory(16, factory, metric)) == fits
+
+
 def test_lists_that_hold_a_key_twice_are_refused():
     keys = clustered_keys(COUNT)
     index, _ = lists_of(keys, np.array([0]))
