@@ -17,7 +17,7 @@ from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.index_directory import open_index
-from redraft.retrieval.neighbours import relative_confidence
+from redraft.retrieval.neighbours import CURSORS, LENGTH, continuations, new_neighbours, put, relative_confidence
 from redraft.retrieval.state_map import StateMap
 from redraft.retrieval.state_ring import StateRing
 
@@ -288,3 +288,21 @@ def test_relative_confidence():
     assert relative_confidence(np.array([], np.float32)) == 1.0
     assert relative_confidence(np.array([0.99, 0.1, 0.0], np.float32)) < 0.1
     assert relative_confidence(np.array([0.3, 0.3, 0.29], np.float32)) > 0.99
+
+
+def test_what_one_search_found_replaces_what_its_kind_found_before():
+    neighbours, text = new_neighbours(), np.arange(100, dtype=np.int32)
+    stored = continuations(text, np.array([3, 80]), np.array([7, 100]))
+    assert stored[0].tolist() == [4, 5, 6] + [-1] * (LENGTH - 3)
+    assert stored[1].tolist() == [*range(81, 100)] + [-1] * (LENGTH - 19)
+    assert continuations(text, np.array([98, 99]), 100)[:, 0].tolist() == [99, -1]
+    for own, confidence, bucket in ((False, 0.1, 0), (True, 0.5, 1), (False, 0.9, 2)):
+        first, before = CURSORS * own, neighbours.tokens.copy()
+        bits = put(neighbours, own, np.array([0.9, 0.8], np.float32), stored, confidence, 17 + bucket)
+        assert bits == 0b11 << first
+        assert (neighbours.tokens[first : first + 2] == stored).all()
+        assert np.allclose(neighbours.similarities[first : first + 2], [0.9, 0.8])
+        assert np.isclose(neighbours.weights[first] / neighbours.weights[first + 1], np.exp(0.8), rtol=1e-4)
+        assert neighbours.found[2 * own : 2 * own + 2].tolist() == [17 + bucket, bucket]
+        other = slice(CURSORS, None) if not own else slice(0, CURSORS)
+        assert (neighbours.tokens[other] == before[other]).all()
