@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import tempfile
 from pathlib import Path
@@ -180,6 +181,7 @@ def main() -> None:
     args = parser.parse_args()
 
     documents = python_source(args.tokenizer, args.tokens + 200_000, kept=args.kept)
+    random.Random(0).shuffle(documents)  # neighbours in a folder are copies of each other more often
     held_out, size = [], 0
     while size < 100_000:
         held_out.append(documents.pop())

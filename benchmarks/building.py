@@ -27,7 +27,8 @@ from suffix_array import memory
 from redraft.index_builders.build import BuildOptions, build_index
 from redraft.index_builders.progress import Progress
 from redraft.index_builders.readers.documents import ReadOptions
-from redraft.retrieval.index_directory import open_index, verify_index
+from redraft.retrieval.index_directory import open_index
+from redraft.retrieval.index_verification import verify_index
 
 
 class _Measured(Progress):

@@ -9,9 +9,10 @@ REST, and drafts as REST does. Then:
     build     seconds, bytes on disk and peak memory, from token arrays to the finished index
     lookup    the last four tokens of a text: the most frequent successors (redraft), a search for 32 tokens
               (draftretriever); and what opening takes, of time and of memory that other processes do not share
-    replay    recorded outputs, trees of 32 nodes: tokens per step and microseconds a draft, for REST, for draftretriever
-              (kept from learning, and learning from the text it is asked with), for redraft with nothing but an index
-              of either kind, and for all of redraft without and with the index
+    replay    recorded outputs, trees of 32 nodes: tokens per step and microseconds a draft, in three groups. "a corpus and
+              nothing else": REST, draftretriever kept from learning, redraft with nothing but an index of either kind.
+              "as shipped": draftretriever, which learns from the text it is asked with, and redraft with all its sources
+              and an index. "without a corpus": redraft. Only within a group is like compared with like
     shards    a draft with the corpora in 1, 2, 4 and 8 indexes
     cold      the first 300 drafts with no page of the index in memory, for the corpora and for --large-tokens of Python
               source; the same drafts again when they are warm
@@ -52,7 +53,7 @@ from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.frozen_automaton import COUNT, EDGE_START, EDGE_TOKEN, frozen_walk
 from redraft.retrieval.index_directory import open_index, warm_lookups, write_array_index, write_automaton_index
-from redraft.retrieval.suffix_array import find, successors
+from redraft.retrieval.suffix_array_cursor import find, successors
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 NODES = 32
@@ -154,8 +155,8 @@ def look_up(index, contexts: np.ndarray) -> tuple[list[int], list]:
             begin, end = int(states[state, EDGE_START]), int(states[state + 1, EDGE_START])
             answer = int(states[state, COUNT]), edges[begin : min(end, begin + 8), EDGE_TOKEN]
         else:
-            low, high, length = find(index.array, context, CONTEXT)
-            answer = high - low, successors(index.array, low, high, length)[0]
+            cursor = find(index.array, context, CONTEXT)
+            answer = cursor[1] - cursor[0], successors(index.array, *cursor)[0]
         times.append(perf_counter_ns() - start)
         answers.append((answer[0], answer[1].tolist()))
     return times, answers
@@ -180,7 +181,7 @@ def lookups(paths: dict[str, str], aded: str, contexts: np.ndarray) -> dict:
         answers.append(found)
     for (count, tokens), (same_count, same_tokens) in zip(*answers):
         assert count == same_count
-        assert count > 64 or tokens == same_tokens, "counted exactly, both must name the same successors"
+        assert tokens == same_tokens, "both count exactly, and must name the same successors"
     return figures | {"draftretriever": apart(_search_aded, aded, contexts)}
 
 
@@ -223,25 +224,25 @@ def cold_and_warm(path: str, texts: list[np.ndarray]) -> dict:
 # --- What is measured -------------------------------------------------------------------------------------------------
 
 
-def replay(contenders: list, files: list[Path], tokenizer, plan: Plan) -> dict:
-    """{workload: {contender: figures}}; every contender must have emitted the same tokens."""
+def replay(groups: dict[str, list], files: list[Path], tokenizer, plan: Plan) -> dict:
+    """{workload: {group: {contender: figures}}}; every contender must have emitted the same tokens."""
     results: dict[str, dict] = {}
     for file in files:
         workload = file.name.removesuffix(".jsonl.gz")
         tallies: dict[str, Tally] = {}
-        for contender in contenders:
+        for contender in (contender for group in groups.values() for contender in group):
             if isinstance(contender, Aded):
                 tallies[contender.name] = apart(replay_file, contender, file, tokenizer, plan)
             else:
                 tallies[contender.name] = replay_file(contender, file, tokenizer, plan)
         assert len({tally.emitted for tally in tallies.values()}) == 1, f"{workload}: not the same tokens"
-        results[workload] = {}
-        for name, tally in tallies.items():
-            summary = tally.summary()
+        results[workload] = {name: {} for name in groups}
+        for name, contender in ((name, contender) for name, group in groups.items() for contender in group):
+            summary = tallies[contender.name].summary()
             figures = {key: round(summary[key], 3) for key in ("tokens_per_step", "nodes_per_step")}
             figures |= {f"draft_{part}_us": round(summary["draft_us"][part], 1) for part in ("p50", "p99")}
-            results[workload][name] = figures
-            print(f"{workload:16} {name:28} {figures}", flush=True)
+            results[workload][name][contender.name] = figures
+            print(f"{workload:16} {contender.name:28} {figures}", flush=True)
     return results
 
 
@@ -290,10 +291,16 @@ def main() -> None:
             vocab_size=tokenizer.vocab_size, max_nodes=NODES, tokenizer_fingerprint=tokenizer.fingerprint
         )
         alone = replace(config, disabled=frozenset(Source.NAMES) - {"corpus"})
-        contenders = [Rest(paths["suffix_array"]), Aded(aded, frozen=True), Aded(aded)]
-        contenders += [Redraft(alone, (paths[kind],), f"redraft, {kind} alone") for kind in KINDS]
-        contenders += [Redraft(config), *(Redraft(config, (paths[kind],), f"redraft + {kind}") for kind in KINDS)]
-        record["replay"] = replay(contenders, files, tokenizer, plan)
+        groups = {
+            "a corpus and nothing else": [
+                Rest(paths["suffix_array"]),
+                Aded(aded, frozen=True),
+                *(Redraft(alone, (paths[kind],), f"redraft, {kind} alone") for kind in KINDS),
+            ],
+            "as shipped": [Aded(aded), *(Redraft(config, (paths[kind],), f"redraft + {kind}") for kind in KINDS)],
+            "without a corpus": [Redraft(config)],
+        }
+        record["replay"] = replay(groups, files, tokenizer, plan)
 
         record["shards"] = {}
         for parts in (1, 2, 4, 8):

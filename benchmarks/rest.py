@@ -22,7 +22,8 @@ import numpy as np
 
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.index_directory import CorpusIndex, open_index
-from redraft.retrieval.suffix_array import find, positions
+from redraft.retrieval.suffix_array import positions
+from redraft.retrieval.suffix_array_cursor import find
 
 __all__ = ["Aded", "Rest"]
 
@@ -93,7 +94,7 @@ class _CorpusOfRest:
 
     def paths(self, tail: np.ndarray, nodes: int) -> list[tuple[int, ...]]:
         """The most frequent prefixes of what followed, parents before children; ties: shorter first, then by token."""
-        low, high, length = find(self._index.array, tail, SPAN)
+        low, high, length, _ = find(self._index.array, tail, SPAN)
         if length < SHORTEST:
             return []
         counts: Counter[tuple[int, ...]] = Counter()

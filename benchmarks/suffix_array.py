@@ -32,29 +32,30 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.index_directory import open_index, write_array_index
 from redraft.retrieval.kernel import kernel
-from redraft.retrieval.suffix_array import SUCCESSORS, N, Text, array_advance, array_successors, find, positions
+from redraft.retrieval.suffix_array import N, Text, positions
+from redraft.retrieval.suffix_array_cursor import SUCCESSORS, array_advance, array_successors, find
 from redraft.retrieval.suffix_sorting import sort_suffixes
 
 CONTEXT = 4
 
 
 @kernel(allocates=False)
-def _step(array, low, high, length, window, filled, tokens, counts):
+def _step(array, low, high, length, frequent, window, tokens, counts):
     """One lookup, and the same for a whole text below: advance, then read the successors."""
-    low, high, length = array_advance(array, low, high, length, window, filled, CONTEXT)
-    array_successors(array, low, high, length, tokens, counts)
-    return low, high, length
+    low, high, length, frequent = array_advance(array, low, high, length, frequent, window, CONTEXT)
+    array_successors(array, low, high, length, frequent, tokens, counts)
+    return low, high, length, frequent
 
 
 @kernel(allocates=False)
 def _walk(array, text, window, tokens, counts):
-    low, high, length = np.int64(0), array.sizes[N], np.int64(0)
+    low, high, length, frequent = np.int64(0), array.sizes[N], np.int64(0), np.int64(0)
     for i in range(text.shape[0]):
         for back in range(CONTEXT - 1, 0, -1):
             window[back] = window[back - 1]
         window[0] = text[i]
-        low, high, length = array_advance(array, low, high, length, window, min(i + 1, CONTEXT), CONTEXT)
-        array_successors(array, low, high, length, tokens, counts)
+        low, high, length, frequent = array_advance(array, low, high, length, frequent, window, CONTEXT)
+        array_successors(array, low, high, length, frequent, tokens, counts)
     return low, high, length
 
 
@@ -121,12 +122,12 @@ def percentiles(nanoseconds: list[int]) -> dict:
 def steps(array, text: np.ndarray) -> list[int]:
     """Nanoseconds of each lookup along `text`, the call from Python included."""
     tokens, counts, window = (np.zeros(SUCCESSORS, np.int32) for _ in range(3))
-    low, high, length, times = 0, int(array.sizes[N]), 0, []
-    for i, token in enumerate(text):
+    cursor, times = (0, int(array.sizes[N]), 0, 0), []
+    for token in text:
         window[1:] = window[:-1].copy()
         window[0] = token
         start = perf_counter_ns()
-        low, high, length = _step(array, low, high, length, window, min(i + 1, CONTEXT), tokens, counts)
+        cursor = _step(array, *cursor, window, tokens, counts)
         times.append(perf_counter_ns() - start)
     return times
 
@@ -150,7 +151,7 @@ def lookups(path: Path, text: np.ndarray) -> dict:
     with index:
         check(index.array, text)
         forget_pages(path)
-        for part in index.array[:4]:
+        for part in index.array[:-1]:
             owner = part
             while not isinstance(owner, mmap.mmap):
                 owner = owner.base
@@ -174,7 +175,7 @@ def check(array, text: np.ndarray) -> None:
     tokens = Text(array)[:]
     for _ in range(5):
         context = text[(at := rng.randrange(len(text) - CONTEXT)) : at + CONTEXT]
-        low, high, length = find(array, context, CONTEXT)
+        low, high, length, _ = find(array, context, CONTEXT)
         if length:
             suffix = context[len(context) - length :]
             hits = np.ones(n - length + 1, bool)

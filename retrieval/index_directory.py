@@ -1,8 +1,9 @@
-"""Index directories: how a corpus structure is stored, opened in place and verified (`docs/index-format.md`).
+"""Index directories: how a corpus structure is stored and opened in place (`docs/index-format.md`).
 
 Opening maps the files and reads no more than their headers, so it takes as long for a billion tokens as for ten (the
 system is asked to read a suffix array's keys in the background), and all processes of a host share the pages. Whatever is wrong with a directory raises IndexFormatError, which names the
-path, what was found and what was wanted. Writing is in `index_writer`.
+path, what was found and what was wanted. Writing is in `index_writer`,
+reading all of it in `index_verification`.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from pathlib import Path
 
 import numpy as np
 
+from redraft.retrieval import frequent_contexts
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.frozen_automaton import (
     EDGE_START,
-    EDGE_TARGET,
     FIRST_END,
-    LINK,
     FrozenAutomaton,
     as_frozen,
     freeze,
     frozen_walk,
 )
-from redraft.retrieval.index_files import check_digests, check_tokenizer, open_arrays, read_manifest
+from redraft.retrieval.index_files import check_tokenizer, open_arrays, read_manifest
 from redraft.retrieval.index_format import (
     BUCKETS,
+    CONTEXT_EDGES,
+    CONTEXTS,
     CORPUS_KINDS,
     DENSE,
     DOCUMENT_ENDS,
@@ -44,21 +46,15 @@ from redraft.retrieval.index_format import (
     no_progress,
 )
 from redraft.retrieval.index_writer import IndexWriter
-from redraft.retrieval.successor_table import open_successors
 from redraft.retrieval.suffix_array import (
-    KEY_STRIDE,
     SuffixArray,
     Text,
     array_first,
     array_sizes,
     as_suffix_array,
-    bucket_bounds,
-    entries_of,
-    find,
-    highest_key,
-    positions,
 )
-from redraft.retrieval.suffix_array_build import array_words, build_suffix_array, starts
+from redraft.retrieval.suffix_array_build import array_words, build_suffix_array
+from redraft.retrieval.suffix_array_cursor import find
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 __all__ = [
@@ -66,7 +62,6 @@ __all__ = [
     "index_folders",
     "open_index",
     "open_indexes",
-    "verify_index",
     "warm_lookups",
     "write_array_index",
     "write_automaton_index",
@@ -121,9 +116,7 @@ def write_array_index(
     counts = _counts(tokens, document_ends)
     with IndexWriter(path, kind="suffix_array", force=force) as writer:
         writer.write(DOCUMENT_ENDS, document_ends)
-        words = array_words(array_sizes(counts["tokens"], counts["max_token"]))
-        out = {name: writer.create(f"{name}.npy", rows) for name, rows in words.items()}
-        build_suffix_array(tokens, document_ends, out, progress)
+        build_suffix_array(tokens, document_ends, lambda name, rows: writer.create(f"{name}.npy", rows), progress)
         writer.publish(counts=counts, tokenizer=tokenizer, options=options, sources=sources, progress=progress)
 
 
@@ -154,7 +147,8 @@ class CorpusIndex:
             self.automaton = as_frozen(arrays[STATES], arrays[EDGES])
         else:
             sizes = array_sizes(manifest["tokens"], manifest["max_token"])
-            self.array = as_suffix_array(*(arrays[name] for name in (TEXT, SUFFIXES, KEYS, BUCKETS)), sizes)
+            files = TEXT, SUFFIXES, KEYS, BUCKETS, CONTEXTS, CONTEXT_EDGES
+            self.array = as_suffix_array(*(arrays[name] for name in files), sizes)
             self.tokens = Text(self.array)
 
     @property
@@ -190,7 +184,7 @@ class CorpusIndex:
         if self.automaton is not None:
             state, length = frozen_walk(self.automaton, passage, len(passage))
             return int(self.automaton.states[state, FIRST_END]), int(length)
-        low, high, length = find(self.array, passage, len(passage))
+        low, high, length, _ = find(self.array, passage, len(passage))
         return (int(array_first(self.array, low, high)) + length - 1, length) if length else (-1, 0)
 
     def close(self) -> None:
@@ -291,75 +285,10 @@ def _check_lengths(path: Path, manifest: dict, arrays: dict[str, np.ndarray]) ->
     else:
         for name, words in array_words(array_sizes(manifest["tokens"], manifest["max_token"])).items():
             checks.append((f"words of {name} for {manifest['tokens']} tokens", len(arrays[f"{name}.npy"]), words))
+        contexts = arrays[CONTEXTS]
+        checks.append(("contexts, the last row included", max(2, len(contexts)), len(contexts)))
+        edges = int(contexts[-1, frequent_contexts.EDGE_START]) if len(contexts) else 0
+        checks.append(("edges of contexts", len(arrays[CONTEXT_EDGES]), edges))
     for what, found, wanted in checks:
         if found != wanted:
             raise IndexFormatError(f"{path}: {what}: found {found}, wanted {wanted}")
-
-
-def verify_index(path: str | os.PathLike, progress: Progress | None = None) -> dict:
-    """Read the whole index at `path`: digests, and that every number in it lies where it may; returns the manifest.
-
-    Raises IndexFormatError that names the first file that is wrong.
-    """
-    path, progress = Path(path), progress or no_progress
-    kind = read_manifest(path)["kind"]
-    if kind == DENSE:
-        from redraft.retrieval.dense_index import verify_dense  # it stands on this module
-
-        return verify_dense(path, progress)
-    if kind == SUCCESSORS:
-        manifest = open_successors(path).manifest
-        check_digests(path, manifest, progress)
-        return manifest
-    with open_index(path) as index:
-        check_digests(path, index.manifest, progress)
-        _check_ranges(index)
-        return index.manifest
-
-
-def _check_ranges(index: CorpusIndex) -> None:
-    """That no kernel can be led outside an array, whoever wrote the files."""
-    ends = index.document_ends
-    checks = {DOCUMENT_ENDS: len(ends) == 0 or ends[0] >= 0 and (np.diff(ends) >= 0).all()}
-    checks |= _automaton_ranges(index) if index.automaton else _array_ranges(index)
-    for name, holds in checks.items():
-        if not holds:
-            raise IndexFormatError(f"{index.path / name}: holds numbers outside the corpus or the structure")
-
-
-def _automaton_ranges(index: CorpusIndex) -> dict[str, bool]:
-    states, edges = index.automaton
-    tokens, n_states, links = index.tokens, len(states) - 1, states[:-1, LINK]
-    return {
-        TOKENS: len(tokens) == 0 or tokens.min() >= 0 and tokens.max() == index.manifest["max_token"],
-        STATES: links[0] == -1
-        and (links[1:] >= 0).all()
-        and (links < n_states).all()
-        and (np.diff(states[:, EDGE_START]) >= 0).all()
-        and states[0, EDGE_START] == 0
-        and (states[:, FIRST_END] < max(1, len(tokens))).all(),
-        EDGES: len(edges) == 0 or edges[:, EDGE_TARGET].min() > 0 and edges[:, EDGE_TARGET].max() < n_states,
-    }
-
-
-_VERIFIED_AT_ONCE = 1 << 20
-
-
-def _array_ranges(index: CorpusIndex) -> dict[str, bool]:
-    """A packed number cannot be negative. That no kernel leaves the text takes the bits where documents start."""
-    array, n = index.array, len(index.tokens)
-    highest, last_row, found = -1, -1, []
-    for begin in range(0, n, _VERIFIED_AT_ONCE):
-        end = min(n, begin + _VERIFIED_AT_ONCE)
-        tokens, begins = entries_of(array, begin, end)
-        highest = max(highest, int(tokens.max()))
-        found.append(begin + np.flatnonzero(begins))
-        last_row = max(last_row, int(positions(array, begin, end).max()))
-    found = np.concatenate([*found, n + np.flatnonzero(entries_of(array, n, n + 1)[1])])
-    wanted, bounds = np.concatenate([starts(index.document_ends), [n]]), bucket_bounds(array)
-    return {
-        TEXT: highest == index.manifest["max_token"] and np.array_equal(found, wanted),
-        SUFFIXES: last_row < n,
-        KEYS: highest_key(array) <= highest,
-        BUCKETS: (np.diff(bounds) >= 0).all() and bounds[-1] == -(-n // KEY_STRIDE),
-    }

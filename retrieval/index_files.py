@@ -14,14 +14,25 @@ import numpy as np
 
 from redraft import __version__
 from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.index_format import BUCKETS, COUNTS, FORMAT, FORMAT_VERSIONS, KEYS, KINDS, MANIFEST, Progress
+from redraft.retrieval.index_format import (
+    BUCKETS,
+    CONTEXT_EDGES,
+    CONTEXTS,
+    COUNTS,
+    FORMAT,
+    FORMAT_VERSIONS,
+    KEYS,
+    KINDS,
+    MANIFEST,
+    Progress,
+)
 from redraft.retrieval.index_writer import describe_file
 
 __all__ = ["check_digests", "check_tokenizer", "open_arrays", "read_manifest"]
 
-# Read in the background from opening on: where every search begins, a twentieth of the index. The rest is left to the
+# Read in the background from opening on: where every search begins, a seventh of the index. The rest is left to the
 # system, which reads around what is touched: with MADV_RANDOM the first 300 drafts took 4 seconds instead of 0.8.
-_READ_AHEAD = (BUCKETS, KEYS)
+_READ_AHEAD = (BUCKETS, KEYS, CONTEXTS, CONTEXT_EDGES)
 _MANIFEST_TYPES = {"kind": str, "tokenizer": dict, "options": dict, "sources": list, "files": dict}
 
 

@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from redraft.retrieval import frequent_contexts
 from redraft.retrieval.frozen_automaton import EDGE_COLUMNS, STATE_COLUMNS
 from redraft.retrieval.token_recycling import WIDTH
 
 __all__ = [
     "BUCKETS",
+    "CONTEXTS",
+    "CONTEXT_EDGES",
     "CORPUS_KINDS",
     "COUNTS",
     "DENSE",
@@ -35,11 +38,12 @@ __all__ = [
 ]
 
 FORMAT = "redraft-index"
-FORMAT_VERSIONS = {"suffix_automaton": 1, "suffix_array": 2, "successors": 1, "dense": 1}  # of each kind
+FORMAT_VERSIONS = {"suffix_automaton": 1, "suffix_array": 3, "successors": 1, "dense": 1}  # of each kind
 MANIFEST = "manifest.json"
 TOKENS, DOCUMENT_ENDS = "tokens.npy", "document_ends.npy"
 STATES, EDGES = "states.npy", "edges.npy"
 TEXT, SUFFIXES, KEYS, BUCKETS = "text.npy", "suffixes.npy", "keys.npy", "buckets.npy"
+CONTEXTS, CONTEXT_EDGES = "contexts.npy", "context_edges.npy"
 SUCCESSORS, SUCCESSOR_IDS, SUCCESSOR_PROBS = "successors", "ids.npy", "probs.npy"  # the kind, and its files
 DENSE, DENSE_MAP, DENSE_POSITIONS, DENSE_FAISS = "dense", "map.npy", "positions.npy", "faiss.npy"
 
@@ -53,7 +57,15 @@ KINDS = {
         STATES: (_INT32, (STATE_COLUMNS,)),
         EDGES: (_INT32, (EDGE_COLUMNS,)),
     },
-    "suffix_array": {**_ENDS, TEXT: _WORDS, SUFFIXES: _WORDS, KEYS: _WORDS, BUCKETS: _WORDS},
+    "suffix_array": {
+        **_ENDS,
+        TEXT: _WORDS,
+        SUFFIXES: _WORDS,
+        KEYS: _WORDS,
+        BUCKETS: _WORDS,
+        CONTEXTS: (_INT32, (frequent_contexts.CONTEXT_COLUMNS,)),
+        CONTEXT_EDGES: (_INT32, (frequent_contexts.EDGE_COLUMNS,)),
+    },
     SUCCESSORS: {SUCCESSOR_IDS: (_INT32, (WIDTH,)), SUCCESSOR_PROBS: (np.dtype("<f2"), (WIDTH,))},
     DENSE: {DENSE_MAP: (np.dtype("<f4"), ()), DENSE_POSITIONS: (_INT32, ()), DENSE_FAISS: (np.dtype("u1"), ())},
 }

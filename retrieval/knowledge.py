@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redraft.retrieval import bundle
+from redraft.retrieval import bundle, frequent_contexts
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.bundle import Bundle
@@ -27,8 +27,8 @@ __all__ = [
 ]  # fmt: skip
 
 AUTOMATON, SUFFIX_ARRAY = 0, 1  # kinds of corpus index
-ENTRIES = 5  # of the corpora's bundle, per index
-CURSOR = 3  # columns per index: state, -, length of an automaton; low, high, length of a suffix array
+ENTRIES = 7  # of the corpora's bundle, per index
+CURSOR = 4  # columns per index: state, -, length, - of an automaton; low, high, length, frequent of a suffix array
 PATH = 16  # int32 buffer for look-ups
 
 _trie_nodes, _trie_successors = bundle.int32_rows(5), bundle.int32_rows(3)
@@ -36,6 +36,7 @@ _rows_of_ids, _rows_of_probs = bundle.int32_rows(WIDTH), bundle.float32_rows(WID
 _cells, _weights = bundle.float32_rows(CELL_COLUMNS), bundle.float32_rows(ev.N_SLOTS + 1)
 _states, _edges = bundle.int32_rows(STATE_COLUMNS), bundle.int32_rows(EDGE_COLUMNS)
 _windows, _cursors = bundle.int32_rows(pt.MAX_CONTEXT), bundle.int64_rows(CURSOR * ev.MAX_CORPORA)
+_contexts, _context_edges = bundle.int32_rows(frequent_contexts.CONTEXT_COLUMNS), bundle.int32_rows(frequent_contexts.EDGE_COLUMNS)
 _pointers = bundle.int64_rows(6)
 _continuations = bundle.int32_rows(LENGTH)
 
@@ -63,7 +64,7 @@ class Places(NamedTuple):
     """Where each source stands at each place; place 0 is the committed text, place i + 1 node i of the tree.
 
     windows: int32[n, 8]  last tokens, newest first; filled: int32[n]  how many are valid;
-    pointers: int64[n, 6]  copy pointers of session and memory; cursors: int64[n, 24]  in each corpus index;
+    pointers: int64[n, 6]  copy pointers of session and memory; cursors: int64[n, 32]  in each corpus index;
     proposed: int32[n]  node of the caller's draft (-1 its root, -2 none);
     following: int32[n]  neighbours of the target's state that agree so far, as bits; now: int64[n]  tokens so far;
     path: int32[16]  buffer for look-ups.
@@ -201,5 +202,7 @@ def array_at(addresses, index):
         bundle.uint32s(addresses, 4 + ENTRIES * index),
         bundle.uint32s(addresses, 5 + ENTRIES * index),
         bundle.uint32s(addresses, 6 + ENTRIES * index),
-        bundle.int64s(addresses, 7 + ENTRIES * index),
+        _contexts(addresses, 7 + ENTRIES * index),
+        _context_edges(addresses, 8 + ENTRIES * index),
+        bundle.int64s(addresses, 9 + ENTRIES * index),
     )

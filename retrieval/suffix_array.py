@@ -6,17 +6,17 @@ followed the context lies in the interval in order of token, and the rows are th
 
 A plain binary search touches two far-apart places at each of its 2 log n probes. So every 32nd row has its first
 five tokens written out: the search runs over these keys, which are dense, and only its last five probes look into
-the corpus. Where the keys of each first token begin is written down as well, so a search starts among these. A cursor keeps its interval between steps: if the next token narrows it, that takes a search within it;
-only if the match breaks, or is held to a limit, is the whole array searched again.
+the corpus. Where the keys of each first token begin is written down as well, so a search starts among these.
 
 All arrays are packed bit by bit (`packed`) and read where they are. Where a document starts is a bit of its
 first token's entry, so that a probe that reads a token knows from the same cache line whether its document ended before.
 
-Cost: with 100M tokens of a vocabulary of 50,000 ids 5.8 bytes per token on disk (2.1 the text, 3.4 the positions, 0.3 the
-keys), with 152,000 ids 6.1, and 8 per document; O(log n) per step. Successors are counted exactly in intervals
-of up to 64 rows; larger ones are estimated from 64 to 256 rows at equal distances, which misses no successor that
-follows more often than once in so many (rows are sorted, so this is a stratified sample) and draws nothing at random.
-The frozen automaton is several times quicker and exact, in ten times the space.
+Contexts that occur often are not searched at all: what a draft asks of them is written out (`frequent_contexts`), and the
+array answers for the rarer ones. A draft holds a cursor in both (`suffix_array_cursor`).
+
+Cost: with 100M tokens of a vocabulary of 50,000 ids 6.5 bytes per token on disk (2.1 the text, 3.4 the positions, 0.3 the
+keys, 0.7 the frequent contexts), with 152,000 ids 6.8, and 8 per document; O(log n) per search. The frozen automaton is
+quicker, in ten times the space.
 """
 
 from __future__ import annotations
@@ -27,35 +27,28 @@ import numpy as np
 
 from redraft.retrieval.kernel import inner, kernel
 from redraft.retrieval.packed import bits_for, gather, packed_at, unpack
-from redraft.retrieval.tokens import as_tokens
 
 __all__ = [
-    "BUCKETS", "BUCKET_BITS", "KEY_BITS", "KEY_STRIDE", "KEY_TOKENS", "POSITION_BITS", "SHIFT", "SUCCESSORS",
-    "TEXT_BITS", "N", "SuffixArray", "Text", "array_advance", "array_first", "array_longest", "array_search",
-    "array_shorten", "array_sizes", "array_successors", "as_suffix_array", "bucket_bounds", "entries_of", "find",
-    "highest_key", "positions", "successors", "token_after",
+    "BUCKETS", "BUCKET_BITS", "KEY_BITS", "KEY_STRIDE", "KEY_TOKENS", "POSITION_BITS", "SHIFT", "TEXT_BITS", "N",
+    "SuffixArray", "Text", "array_first", "array_search", "array_sizes", "as_suffix_array", "bucket_bounds", "entries_of",
+    "highest_key", "key_token", "positions", "read_suffix", "token_after",
 ]  # fmt: skip
 
 KEY_STRIDE = 32  # every so many rows has a key
 KEY_TOKENS = 5
-SUCCESSORS = 8  # the most that array_successors reports
-EXACT_ROWS = 64  # intervals up to this size are counted, not sampled
-SAMPLED_KEYS = 256
-NARROWED_ROWS = 2048  # smaller intervals are narrowed in place, larger ones searched by their keys
 
 
 class SuffixArray(NamedTuple):
     """Arrays of the index, C-contiguous and read-only (so that kernels compile once, mapped or not); the first four are
     uint32 words of packed values.
-
-    A cursor is (low, high, length): rows low to high - 1 start with the last `length` tokens of the context. The cursor
-    of the empty match is (0, n, 0).
     """
 
     text: np.ndarray  # n + 1 entries: token id * 2 + 1 where a document starts, + 0 elsewhere; the last one is 1
     suffixes: np.ndarray  # n positions in the order of the rest of their document
     keys: np.ndarray  # 5 for every 32nd row: id + 1 of its suffix's first tokens, 0 beyond its document
     buckets: np.ndarray  # for b from 0 on the first key whose first token is at least b << shift; then how many keys
+    contexts: np.ndarray  # int32[contexts + 1, 7], int32[edges, 3]: the frequent contexts
+    context_edges: np.ndarray
     sizes: np.ndarray  # int64[N_SIZES], by the names below
 
 
@@ -73,7 +66,7 @@ def _entry(array, position):
 
 
 @inner
-def _key_token(array, key, i):
+def key_token(array, key, i):
     """Token `i` of a key, -1 beyond its document."""
     return packed_at(array.keys, key * KEY_TOKENS + i, array.sizes[KEY_BITS]) - 1
 
@@ -88,13 +81,26 @@ def token_after(array, row, depth):
 
 
 @inner
+def read_suffix(array, row, tokens):
+    """Fill `tokens` with the first ones of the suffix of `row`, -1 beyond its document."""
+    position, i = _position(array, row), 0
+    while i < tokens.shape[0]:
+        entry = _entry(array, position + i)
+        if i > 0 and entry & 1:
+            break
+        tokens[i] = entry >> 1
+        i += 1
+    tokens[i:] = -1
+
+
+@inner
 def _compare_key(array, key, window, length):
     """Sign of (the suffix of a key - the pattern), as far as the key goes; 0 if it starts with the pattern.
 
     The pattern is the last `length` tokens of the context; window[0] is its newest token, as in all kernels here.
     """
     for i in range(min(length, KEY_TOKENS)):
-        token = _key_token(array, key, i)
+        token = key_token(array, key, i)
         wanted = window[length - 1 - i]
         if token != wanted:
             return -1 if token < wanted else 1
@@ -155,146 +161,20 @@ def array_search(array, window, length):
     last = _first_key(array, first, min(beyond, first + step), window, length, 1)
     # Row first * 32 is the first key not below the pattern, so the first row is among the 32 up to there; likewise for
     # the end. Keys that say nothing of tokens beyond the fifth leave the whole range of equal keys.
-    below = max(np.int64(0), (first - 1) * KEY_STRIDE + 1)
-    beyond = min(n, last * KEY_STRIDE)
-    if length <= KEY_TOKENS:
-        low = _first_row(array, below, min(n, first * KEY_STRIDE), window, length, 0)
-        high = _first_row(array, max(low, (last - 1) * KEY_STRIDE + 1), beyond, window, length, 1)
-    else:
-        low = _first_row(array, below, beyond, window, length, 0)
-        high = _first_row(array, low, beyond, window, length, 1)
+    beyond, short = min(n, last * KEY_STRIDE), length <= KEY_TOKENS
+    until = min(n, first * KEY_STRIDE) if short else beyond
+    low = _first_row(array, max(np.int64(0), (first - 1) * KEY_STRIDE + 1), until, window, length, 0)
+    if low == n or _compare_row(array, low, window, length) != 0:
+        return low, low
+    high = low + 1
+    if short and last > first:
+        high = max(high, (last - 1) * KEY_STRIDE + 1)
+    step = np.int64(1)  # the rows are mostly few as well
+    while high + step < beyond and _compare_row(array, high + step, window, length) == 0:
+        high += step + 1
+        step *= 2
+    high = _first_row(array, high, min(beyond, high + step), window, length, 1)
     return low, high
-
-
-@inner
-def _first_after(array, low, high, depth, token):
-    """First row in low..high - 1, which share `depth` tokens, whose next is at least `token`; high if there is none."""
-    while low < high:
-        middle = (low + high) >> 1
-        if token_after(array, middle, depth) < token:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@kernel(allocates=False)
-def array_longest(array, window, limit):
-    """Cursor (low, high, length) of the longest suffix of at most `limit` tokens that occurs, found from nothing.
-
-    window: int32[>= limit], the last tokens of the context, newest first. Every suffix of what occurs occurs, so its
-    length is found by bisection, the whole limit first.
-    """
-    low, high = np.int64(0), array.sizes[N]
-    found, failed, length = np.int64(0), np.int64(limit) + 1, np.int64(limit)
-    while failed - found > 1:
-        first, last = array_search(array, window, length)
-        if first < last:
-            low, high, found = first, last, length
-        else:
-            failed = length
-        length = (found + failed) >> 1
-    return low, high, found
-
-
-@inner
-def array_advance(array, low, high, length, window, filled, max_length):
-    """Cursor (low, high, length), int64 each, after one more token of the context.
-
-    window: int32[>= max_length], the last tokens of the context, window[0] the new one; `filled` of them are there. The
-    match is the longest suffix of at most `max_length` (>= 1) tokens that occurs in a document.
-    """
-    low, high, length = np.int64(low), np.int64(high), np.int64(length)
-    if length < max_length:
-        if high - low <= NARROWED_ROWS:
-            first = _first_after(array, low, high, length, np.int64(window[0]))
-            last = _first_after(array, first, high, length, np.int64(window[0]) + 1)
-        else:
-            first, last = array_search(array, window, length + 1)
-        if first < last:
-            return first, last, length + 1
-    return array_longest(array, window, min(length, filled, max_length))
-
-
-@inner
-def array_shorten(array, low, high, length, window):
-    """Cursor of the longest suffix shorter than `length` that occurs more often; (0, n, 0) if only the empty one."""
-    size = high - low
-    found_low, found_high = np.int64(0), array.sizes[N]
-    found, failed = np.int64(0), np.int64(length)
-    tried = np.int64(length) - 1
-    while failed - found > 1:
-        first, last = array_search(array, window, tried)
-        if last - first > size:
-            found_low, found_high, found = first, last, tried
-        else:
-            failed = tried
-        tried = (found + failed) >> 1
-    return found_low, found_high, found
-
-
-@inner
-def _offer(tokens, counts, kept, token, count):
-    """Put a successor among the `kept` most frequent, ties by token; returns how many are kept."""
-    place = kept
-    if kept == SUCCESSORS:
-        place = SUCCESSORS - 1
-        if counts[place] >= count:  # tokens come in ascending order: on a tie the kept one is lower
-            return kept
-    else:
-        kept += 1
-    while place > 0 and counts[place - 1] < count:
-        counts[place], tokens[place] = counts[place - 1], tokens[place - 1]
-        place -= 1
-    counts[place], tokens[place] = count, token
-    return kept
-
-
-@inner
-def _sampled(array, rows, by_key, i, samples, length):
-    """The next token in the i-th of `samples` rows, or keys, at equal distances; rows: (the first one, how many)."""
-    row = rows[0] + i * rows[1] // samples
-    if by_key:
-        return _key_token(array, row, length)
-    return token_after(array, row, length)
-
-
-@kernel(allocates=False)
-def array_successors(array, low, high, length, tokens, counts):
-    """The most frequent next tokens of a cursor into tokens and counts (int32[8] each): by count, ties by token.
-
-    Returns (kept, distinct): how many are filled, and how many different successors there are. Up to 64 rows are
-    counted exactly; of more, a sample at equal distances is, and the counts are scaled to high - low. Distinct
-    successors are then estimated (M. Charikar et al., "Towards estimation error guarantees for distinct values",
-    2000): those met once in the sample stand for sqrt(rows / samples) each.
-    """
-    low, high = np.int64(low), np.int64(high)
-    size = high - low
-    first_key = (low + KEY_STRIDE - 1) // KEY_STRIDE
-    n_keys = (high + KEY_STRIDE - 1) // KEY_STRIDE - first_key
-    by_key = length < KEY_TOKENS and n_keys >= EXACT_ROWS
-    samples = min(size, EXACT_ROWS)
-    if by_key:
-        samples = min(n_keys, SAMPLED_KEYS)
-    rows = low, size
-    if by_key:
-        rows = first_key, n_keys
-    kept, distinct, once, begin = 0, 0, 0, np.int64(0)
-    last = _sampled(array, rows, by_key, samples - 1, samples, length) if samples else np.int64(-1)
-    while begin < samples:
-        token = _sampled(array, rows, by_key, begin, samples, length)
-        end = samples  # tokens ascend: the last one's run is known where it begins
-        if token != last:
-            end = begin + 1
-            while _sampled(array, rows, by_key, end, samples, length) == token:
-                end += 1
-        if token >= 0:
-            run = end - begin
-            distinct += 1
-            once += run == 1
-            kept = _offer(tokens, counts, kept, token, max(1, run * size // samples))
-        begin = end
-    return kept, distinct - once + np.int64(once * np.sqrt(size / max(samples, 1)))
 
 
 @kernel(allocates=False)
@@ -315,9 +195,10 @@ def array_sizes(n: int, max_token: int) -> np.ndarray:
     return np.array([n, *bits, (max_token >> shift) + 1, shift], np.int64)
 
 
-def as_suffix_array(text, suffixes, keys, buckets, sizes) -> SuffixArray:
+def as_suffix_array(text, suffixes, keys, buckets, contexts, context_edges, sizes) -> SuffixArray:
     """Read-only views of the arrays, whatever holds them."""
-    views = [np.asarray(array).view() for array in (text, suffixes, keys, buckets, sizes)]
+    parts = text, suffixes, keys, buckets, contexts, context_edges, sizes
+    views = [np.asarray(part).view() for part in parts]
     for view in views:
         view.flags.writeable = False
     return SuffixArray(*views)
@@ -373,22 +254,3 @@ class Text:
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return self[:].astype(dtype or np.int32, copy=False)
-
-
-def find(array: SuffixArray, context, max_length: int = 32) -> tuple[int, int, int]:
-    """Cursor (low, high, length) of the longest suffix of `context`, of at most `max_length` tokens, that occurs.
-
-    `positions(array, low, high)` are where it starts.
-    """
-    if max_length < 1:
-        raise ValueError(f"max_length: wanted at least 1, got {max_length}")
-    window = np.ascontiguousarray(as_tokens(context, what="context")[: -max_length - 1 : -1])
-    low, high, length = array_longest(array, window, len(window))
-    return int(low), int(high), int(length)
-
-
-def successors(array: SuffixArray, low: int, high: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, counts), int32 each: up to eight most frequent next tokens of a cursor; see `array_successors`."""
-    tokens, counts = np.empty(SUCCESSORS, np.int32), np.empty(SUCCESSORS, np.int32)
-    kept, _ = array_successors(array, low, high, length, tokens, counts)
-    return tokens[:kept], counts[:kept]

@@ -1,7 +1,8 @@
 """Building a suffix array: the text packed, its suffixes sorted, their keys and the keys' buckets written.
 
 Sorting (`suffix_sorting`) is nearly all of the work and works on plain int32, nine bytes per token beside the tokens; what
-is kept is packed from its result (`packed`) and is all that the arrays of `suffix_array` hold. Linear time on any text.
+is kept is packed from its result (`packed`) and is all that the arrays of `suffix_array` hold. Then the frequent contexts
+are collected from the sorted rows (`frequent_contexts_build`). Linear time on any text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from redraft.retrieval.frequent_contexts import CONTEXT_COLUMNS, EDGE_COLUMNS, LEAST_ROWS
+from redraft.retrieval.frequent_contexts_build import write_frequent_contexts
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.packed import n_words, pack
 from redraft.retrieval.suffix_array import (
@@ -68,31 +71,39 @@ def array_words(sizes: np.ndarray) -> dict[str, int]:
 def build_suffix_array(
     tokens,
     document_ends: np.ndarray,
-    out: dict[str, np.ndarray] | None = None,
+    create: Callable[[str, int], np.ndarray] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    least_rows: int = LEAST_ROWS,
 ) -> SuffixArray:
     """Sort the suffixes of `tokens` (int32[n]) within the documents that end at document_ends (int64[documents]).
 
-    `out`: writable uint32 arrays to fill (mapped files, say), of the sizes that `array_words` gives. Raises ValueError if
-    the last end is not n, and beyond 2,147,483,647 tokens and documents.
+    create: makes the array of that name with so many rows (a mapped file, say). least_rows: a context that occurs as often
+    is a frequent one. Raises ValueError if the last end is not n, and beyond 2,147,483,647 tokens and documents.
     """
     tokens, ends = as_tokens(tokens), np.ascontiguousarray(document_ends, np.int64)
     n = len(tokens)
     if (int(ends[-1]) if len(ends) else 0) != n or (len(ends) and (ends[0] < 0 or (np.diff(ends) < 0).any())):
         raise ValueError(f"document_ends: wanted ascending ends, the last one {n}, got {ends[-3:].tolist()} at the end")
-    sizes = array_sizes(n, int(tokens.max(initial=-1)))
-    if out is None:
-        out = {name: np.empty(words, np.uint32) for name, words in array_words(sizes).items()}
+    sizes, create = array_sizes(n, int(tokens.max(initial=-1))), create or _in_memory
+    out = {name: create(name, words) for name, words in array_words(sizes).items()}
     pack(_entries(tokens, ends), sizes[TEXT_BITS], np.asarray(out["text"]))
     pack(sort_suffixes(tokens, ends, progress), sizes[POSITION_BITS], np.asarray(out["suffixes"]))
-    array = as_suffix_array(**out, sizes=sizes)
+    none = _in_memory("contexts", 0), _in_memory("context_edges", 0)
+    array = as_suffix_array(*out.values(), *none, sizes)
     keys = np.empty((-(-n // KEY_STRIDE), KEY_TOKENS), np.int64)
     _write_keys(array, keys)
     pack(keys.reshape(-1), sizes[KEY_BITS], np.asarray(out["keys"]))
     buckets = np.empty(sizes[BUCKETS] + 1, np.int64)
     _write_buckets(keys, sizes[SHIFT], buckets)
     pack(buckets, sizes[BUCKET_BITS], np.asarray(out["buckets"]))
-    return array
+    return as_suffix_array(*out.values(), *write_frequent_contexts(array, least_rows, create), sizes)
+
+
+_ROWS = {"contexts": CONTEXT_COLUMNS, "context_edges": EDGE_COLUMNS}  # int32; the others are words
+
+
+def _in_memory(name: str, rows: int) -> np.ndarray:
+    return np.empty((rows, _ROWS[name]), np.int32) if name in _ROWS else np.empty(rows, np.uint32)
 
 
 def _entries(tokens: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -158,6 +158,31 @@ def test_both_kinds_give_the_same_trees(seed, tmp_path):
             session.close()
 
 
+def test_both_kinds_give_the_same_trees_where_contexts_occur_thousands_of_times(tmp_path):
+    """Frequent contexts, with more than eight successors, beside rare ones: whatever a draft asks is counted exactly."""
+    rng = random.Random(0)
+    phrases = [[rng.randrange(V) for _ in range(rng.randint(1, 9))] for _ in range(60)]
+    documents = [
+        [token for _ in range(80) for token in rng.choices(phrases, range(60, 0, -1))[0]] for _ in range(60)
+    ]
+    trees = 0
+    with (
+        Drafter(CONFIG, indexes=[write(tmp_path / KINDS[0], documents, KINDS[0])]) as one,
+        Drafter(CONFIG, indexes=[write(tmp_path / KINDS[1], documents, KINDS[1])]) as other,
+    ):
+        for _ in range(20):
+            context, more = some_context(rng, documents), some_context(rng, documents)
+            with one.open(context) as session, other.open(context) as same:
+                for tokens in (more, more[:3], [rng.randrange(V)]):
+                    session.commit(tokens)
+                    same.commit(tokens)
+                    tree, same_tree = session.draft(max_nodes=64), same.draft(max_nodes=64)
+                    for field in ("tokens", "parents", "probs", "sources"):
+                        assert np.array_equal(getattr(tree, field), getattr(same_tree, field))
+                    trees += len(tree) == 64
+    assert trees > 30
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_ends_with_its_document(kind, tmp_path):
     documents = [[1, 2, 3, 4], [5, 6, 7, 8], [4], [0], [V - 1], [8, 9]]

@@ -20,8 +20,9 @@ from redraft.index_builders import dense as building
 from redraft.index_builders.tokenizers import Tokenizer
 from redraft.retrieval.dense_index import factory_for, make_faiss, open_dense, write_dense
 from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.index_directory import open_index, verify_index
+from redraft.retrieval.index_directory import open_index
 from redraft.retrieval.index_files import read_manifest
+from redraft.retrieval.index_verification import verify_index
 from redraft.retrieval.state_map import Moments, StateMap, StateOrigin
 
 torch.set_num_threads(1)

@@ -261,7 +261,7 @@ def test_a_server_swaps_indexes_under_its_sessions(tmp_path):
             write(path, new, "suffix_array", force=True)
             client.load_index(path)
             until(lambda: 5 in corpus_roots())
-            until(lambda: mapped(path, server.process.pid) == 5)  # an array has one file more than an automaton
+            until(lambda: mapped(path, server.process.pid) == 7)  # the files of an array
             client.load_index(shards)
             client.unload_index(path)
             until(lambda: mapped(path, server.process.pid) == 0)

@@ -22,7 +22,8 @@ from test_index_builders import lines, make_tokenizer, write
 from redraft import cli
 from redraft.index_builders.progress import memory_in_use
 from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.index_directory import open_index, verify_index
+from redraft.retrieval.index_directory import open_index
+from redraft.retrieval.index_verification import verify_index
 
 
 @pytest.fixture(scope="module")

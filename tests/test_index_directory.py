@@ -19,12 +19,25 @@ from test_suffix_automaton import build
 from redraft import __version__
 from redraft.retrieval import index_writer
 from redraft.retrieval.errors import IndexFormatError
+from redraft.retrieval.frequent_contexts import (
+    COUNT,
+    DISTINCT,
+    EDGE_START,
+    EDGE_TARGET,
+    EDGE_TOKEN,
+    LENGTH,
+    LINK,
+    LOW,
+    SHORTER,
+)
 from redraft.retrieval.frozen_automaton import freeze, frozen_walk
-from redraft.retrieval.index_directory import open_index, verify_index, write_array_index, write_automaton_index
+from redraft.retrieval.index_directory import open_index, write_array_index, write_automaton_index
+from redraft.retrieval.index_verification import verify_index
 from redraft.retrieval.index_writer import IndexWriter
 from redraft.retrieval.packed import pack, unpack
-from redraft.retrieval.suffix_array import find, positions
+from redraft.retrieval.suffix_array import positions
 from redraft.retrieval.suffix_array_build import build_suffix_array
+from redraft.retrieval.suffix_array_cursor import find
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 TOKENIZER = {"fingerprint": "ab12", "name": "toy", "vocab_size": 50}
@@ -95,7 +108,7 @@ def test_round_trip_of_a_suffix_array(array_path):
         assert [part.tolist() for part in index.array] == [part.tolist() for part in expected]
         assert index.document_ends.tolist() == [5, 6, 6, 11]
         assert [document.tolist() for document in index.documents()] == DOCUMENTS
-        low, high, length = find(index.array, [9, 1, 2, 3])
+        low, high, length, _ = find(index.array, [9, 1, 2, 3])
         assert length == 3
         assert [index.locate(position) for position in positions(index.array, low, high)] == [(0, 0), (3, 0)]
     assert verify_index(array_path)["documents"] == 4
@@ -104,7 +117,7 @@ def test_round_trip_of_a_suffix_array(array_path):
 @pytest.mark.parametrize("kind", ["suffix_automaton", "suffix_array"])
 def test_opened_arrays_are_mapped_and_read_only(tmp_path, kind):
     with open_index(write(tmp_path / "my.index", kind=kind)) as index:
-        for array in (index.document_ends, *((index.tokens, *index.automaton) if index.automaton else index.array[:4])):
+        for array in (index.document_ends, *((index.tokens, *index.automaton) if index.automaton else index.array[:-1])):
             assert isinstance(array.base, np.memmap) or isinstance(array.base.base, np.memmap)
             assert not array.flags.writeable
 
@@ -127,7 +140,7 @@ def test_empty_index(tmp_path, documents):
     verify_index(path)
     array_path = write(tmp_path / "array.index", documents, kind="suffix_array")
     with open_index(array_path) as index:
-        assert find(index.array, [1, 2]) == (0, 0, 0)
+        assert find(index.array, [1, 2]) == (0, 0, 0, 0)
     verify_index(array_path)
 
 
@@ -379,20 +392,34 @@ def test_verify_refuses_numbers_that_lead_outside(tmp_path, name, row, column, v
         verify_index(tmp_path / "my.index")
 
 
+LAST = None  # the longest context
+
+
 @pytest.mark.parametrize(
     "name, place, value",
-    [("suffixes", 3, 11), ("text", 2, 19), ("text", 5, 2), ("text", 11, 0), ("text", 0, 103), ("keys", 1, 63)],
+    [
+        *[("suffixes", 3, 11), ("text", 2, 19), ("text", 5, 2), ("text", 11, 0), ("text", 0, 103), ("keys", 1, 63)],
+        *[("contexts", (2, LENGTH), 9), ("contexts", (1, LINK), 1), ("contexts", (2, SHORTER), 2)],
+        *[("contexts", (3, LINK), 999), ("contexts", (3, LOW), -1), ("contexts", (3, COUNT), 12)],
+        *[("contexts", (1, DISTINCT), 8), ("contexts", (1, EDGE_START), 0), ("contexts", (0, LENGTH), 1)],
+        *[("context_edges", (0, EDGE_TOKEN), 50), ("context_edges", (0, EDGE_TARGET), 0x7000)],
+        *[("context_edges", (3, EDGE_TARGET), -1), ("context_edges", (0, EDGE_TARGET), LAST)],
+    ],
 )
 def test_verify_refuses_what_leads_outside(tmp_path, name, place, value):
-    """A position beyond the text, a document's start too many or missing, no end of the text, an unknown id in text or keys."""
+    """A position beyond the text, a document's start too many or missing, no end of the text, an unknown id in text or keys;
+    links in a circle or outside, rows and successors that are not there, edges to nowhere or to a longer context."""
     tokens, ends = flat(DOCUMENTS)
-    array = build_suffix_array(tokens, ends)
+    array = build_suffix_array(tokens, ends, least_rows=1)
     parts = {key: part.copy() for key, part in array._asdict().items() if key != "sizes"}
-    bits = int(array.sizes[{"text": 1, "suffixes": 2, "keys": 3}[name]])
-    values = np.empty({"text": 12, "suffixes": 11, "keys": 5}[name], np.int64)
-    unpack(parts[name], bits, 0, values)
-    values[place] = value
-    pack(values, bits, parts[name])
+    if name.startswith("context"):
+        parts[name][place] = int(np.argmax(array.contexts[:, LENGTH])) if value is LAST else value
+    else:
+        bits = int(array.sizes[{"text": 1, "suffixes": 2, "keys": 3}[name]])
+        values = np.empty({"text": 12, "suffixes": 11, "keys": 5}[name], np.int64)
+        unpack(parts[name], bits, 0, values)
+        values[place] = value
+        pack(values, bits, parts[name])
     with IndexWriter(tmp_path / "my.index", kind="suffix_array") as writer:
         for key, part in (parts | {"document_ends": ends}).items():
             writer.write(f"{key}.npy", part)
@@ -401,10 +428,11 @@ def test_verify_refuses_what_leads_outside(tmp_path, name, place, value):
         verify_index(tmp_path / "my.index")
 
 
-def test_a_suffix_array_of_the_first_version(array_path):
-    edit_manifest(array_path, format_version=1)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_suffix_array_of_an_earlier_version(array_path, version):
+    edit_manifest(array_path, format_version=version)
     with pytest.raises(
-        IndexFormatError, match="format version 1, this redraft .* reads version 2 of this kind; rebuild"
+        IndexFormatError, match=f"format version {version}, this redraft .* reads version 3 of this kind; rebuild"
     ):
         open_index(array_path)
 

@@ -27,8 +27,9 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.index_directory import open_index, verify_index
+from redraft.retrieval.index_directory import open_index
 from redraft.retrieval.index_files import read_manifest
+from redraft.retrieval.index_verification import verify_index
 from redraft.retrieval.successor_table import open_successors
 
 torch.set_num_threads(1)

@@ -9,22 +9,24 @@ import numpy as np
 import pytest
 from test_suffix_automaton import TABLE, random_documents
 
-from redraft.retrieval.kernel import kernel
-from redraft.retrieval.suffix_array import (
-    EXACT_ROWS,
-    KEY_STRIDE,
-    SAMPLED_KEYS,
-    SuffixArray,
-    Text,
-    array_advance,
-    array_shorten,
-    array_successors,
-    find,
-    positions,
-    successors,
+from redraft.retrieval.frequent_contexts import (
+    COUNT,
+    DEPTH,
+    DISTINCT,
+    EDGE_START,
+    LEAST_ROWS,
+    LENGTH,
+    LINK,
+    LOW,
+    SHORTER,
 )
+from redraft.retrieval.kernel import kernel
+from redraft.retrieval.suffix_array import KEY_STRIDE, SuffixArray, Text, positions
 from redraft.retrieval.suffix_array_build import build_suffix_array
+from redraft.retrieval.suffix_array_cursor import EXACT_ROWS, array_advance, array_shorten, find, successors
 from redraft.retrieval.suffix_sorting import sort_suffixes
+
+NEVER = 1 << 30  # rows that no context has: none is frequent
 
 
 def flat(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -32,22 +34,18 @@ def flat(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return tokens, np.cumsum([len(document) for document in documents], dtype=np.int64)
 
 
-def build(documents: list[list[int]]) -> SuffixArray:
-    return build_suffix_array(*flat(documents))
+def build(documents: list[list[int]], least_rows: int = LEAST_ROWS) -> SuffixArray:
+    return build_suffix_array(*flat(documents), least_rows=least_rows)
 
 
 @kernel(allocates=False)
-def _advance(array, low, high, length, window, filled, max_length):
-    return array_advance(array, low, high, length, window, filled, max_length)
+def _advance(array, low, high, length, frequent, window, max_length):
+    return array_advance(array, low, high, length, frequent, window, max_length)
 
 
 @kernel(allocates=False)
-def _shorten(array, low, high, length, window):
-    return array_shorten(array, low, high, length, window)
-
-
-def distinct_successors(array: SuffixArray, low: int, high: int, length: int) -> int:
-    return array_successors(array, low, high, length, np.zeros(8, np.int32), np.zeros(8, np.int32))[1]
+def _shorten(array, low, high, length, frequent, window):
+    return array_shorten(array, low, high, length, frequent, window)
 
 
 def repetitive(rng: random.Random, n_documents: int, size: int, alphabet: int) -> list[list[int]]:
@@ -67,7 +65,7 @@ def repetitive(rng: random.Random, n_documents: int, size: int, alphabet: int) -
 
 
 def check_find(array: SuffixArray, documents: list[list[int]], context: list[int], limit: int) -> None:
-    low, high, length = find(array, context, limit)
+    low, high, length, frequent = find(array, context, limit)
     suffix = naive.longest_suffix(documents, context, limit)
     assert length == len(suffix)
     ends = naive.occurrences(documents, suffix) if suffix else range(array.sizes[0])
@@ -75,10 +73,10 @@ def check_find(array: SuffixArray, documents: list[list[int]], context: list[int
     if suffix:
         assert sorted((positions(array, low, high) + length - 1).tolist()) == ends
     expected = naive.successors(documents, suffix)
-    tokens, counts = successors(array, low, high, length)
-    if high - low <= EXACT_ROWS:
+    tokens, counts, distinct = successors(array, low, high, length, frequent)
+    if high - low <= EXACT_ROWS or array.contexts[frequent, LENGTH] == length:
         assert list(zip(tokens.tolist(), counts.tolist(), strict=True)) == expected[:8]
-        assert distinct_successors(array, low, high, length) == len(expected)
+        assert distinct == len(expected)
     else:
         check_estimate(dict(zip(tokens.tolist(), counts.tolist(), strict=True)), dict(expected), high - low)
 
@@ -172,19 +170,20 @@ def test_find_in_random_documents(seed):
     rng = random.Random(seed)
     for _ in range(10):
         documents = random_documents(rng)
-        array = build(documents)
+        array = build(documents, rng.choice([1, 2, 5, NEVER]))
         alphabet = [token for document in documents for token in document] or [0]
         for _ in range(6):
             context = [rng.choice([*alphabet, 4]) for _ in range(rng.randint(0, 9))]
             check_find(array, documents, context, rng.choice([1, 2, 3, 1000]))
 
 
+@pytest.mark.parametrize("least_rows", [LEAST_ROWS, NEVER])
 @pytest.mark.parametrize("alphabet", [2, 30])
-def test_find_in_large_intervals(alphabet):
+def test_find_in_large_intervals(alphabet, least_rows):
     """Thousands of rows: keys decide, matches go beyond their five tokens, successors are sampled."""
     rng = random.Random(alphabet)
     documents = repetitive(rng, 20, 600, alphabet)
-    array = build(documents)
+    array = build(documents, least_rows)
     for _ in range(60):
         document = rng.choice(documents)
         end = rng.randint(1, len(document))
@@ -195,33 +194,50 @@ def test_find_in_large_intervals(alphabet):
 def test_a_large_sample_is_bounded_and_close():
     """Known shares of successors in one interval of 60,000 rows."""
     tokens = np.array([token for i in range(60_000) for token in (0, 1 + (i * 7919) % 10 % 4)], np.int32)
-    array = build_suffix_array(tokens, np.array([len(tokens)]))
-    low, high, length = find(array, [0], 4)
-    assert (high - low, length) == (60_000, 1)
-    found, counts = successors(array, low, high, length)
-    assert found.tolist() == [1, 2, 3, 4]
-    assert np.abs(counts - np.array([18_000, 18_000, 12_000, 12_000])).max() <= 2 * 60_000 / SAMPLED_KEYS
+    array = build_suffix_array(tokens, np.array([len(tokens)]), least_rows=NEVER)
+    low, high, length, frequent = find(array, [0], 4)
+    assert (high - low, length, frequent) == (60_000, 1, 0)
+    found, counts, _ = successors(array, low, high, length, frequent)
+    assert sorted(found.tolist()) == [1, 2, 3, 4]
+    wanted = np.array([0, 18_000, 18_000, 12_000, 12_000])[found]
+    assert np.abs(counts - wanted).max() <= 2 * 60_000 / EXACT_ROWS
 
 
 @pytest.mark.parametrize("n_distinct", [1, 40, 1000, 20_000])
 def test_distinct_successors_are_estimated_within_a_factor(n_distinct):
-    """Zipf-distributed successors of one token; the estimator's guarantee is the root of rows / samples, here 15."""
+    """Zipf-distributed successors of one token; the estimator's guarantee is the root of rows / samples, here 31."""
     ranks = np.arange(1, n_distinct + 1)
     drawn = np.random.default_rng(n_distinct).choice(ranks, 60_000, p=(1 / ranks) / (1 / ranks).sum())
     tokens = np.stack([np.zeros_like(drawn), drawn], axis=1).reshape(-1).astype(np.int32)
+    array = build_suffix_array(tokens, np.array([len(tokens)]), least_rows=NEVER)
+    found, present = successors(array, *find(array, [0], 4))[2], len(np.unique(drawn))
+    assert present / 31 <= found <= present * 31
     array = build_suffix_array(tokens, np.array([len(tokens)]))
-    low, high, length = find(array, [0], 4)
-    found, present = distinct_successors(array, low, high, length), len(np.unique(drawn))
-    assert present / 15.4 <= found <= present * 15.4
+    assert successors(array, *find(array, [0], 4))[2] == present
 
 
-@pytest.mark.parametrize("limit", [1, 4, 7])
+def beginnings(documents: list[list[int]], most: int) -> dict[tuple[int, ...], list[int]]:
+    """Where each sequence of up to `most` tokens starts; the empty one at every token."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    base = 0
+    for document in documents:
+        for start in range(len(document)):
+            for end in range(start, min(len(document), start + most) + 1):
+                found.setdefault(tuple(document[start:end]), []).append(base + start)
+        base += len(document)
+    return found
+
+
+@pytest.mark.parametrize("least_rows", [1, 3, 40, NEVER])
+@pytest.mark.parametrize("limit", [1, 4, 8, 11])
 @pytest.mark.parametrize("alphabet", [2, 12])
-def test_cursors_advance_and_shorten(limit, alphabet):
-    """Along a text that partly occurs, the cursor is the longest match of each moment, and shortens as defined."""
+def test_cursors_advance_and_shorten(limit, alphabet, least_rows):
+    """Along a text that partly occurs, the cursor is the longest match of each moment, and shortens as defined, until
+    nothing is left; whichever contexts count as frequent."""
     rng = random.Random(10 * alphabet + limit)
     documents = repetitive(rng, 12, 300, alphabet)
-    array = build(documents)
+    array, found = build(documents, least_rows), beginnings(documents, limit)
+    numbers = {(row[LOW], row[LENGTH]): number for number, row in enumerate(array.contexts[:-1].tolist())}
     text = [
         *documents[3][50:90],
         *(rng.randrange(alphabet + 1) for _ in range(40)),
@@ -229,32 +245,67 @@ def test_cursors_advance_and_shorten(limit, alphabet):
         *documents[6][:20],
     ]
     window = np.zeros(limit, np.int32)
-    low, high, length = 0, int(array.sizes[0]), 0
+    cursor = 0, int(array.sizes[0]), 0, 0
     for position, token in enumerate(text):
         window[1:] = window[:-1].copy()
         window[0] = token
-        context = text[max(0, position + 1 - limit) : position + 1]
-        low, high, length = _advance(array, low, high, length, window, len(context), limit)
-        suffix = naive.longest_suffix(documents, context)
-        assert length == len(suffix)
-        if length:
-            assert high - low == len(naive.occurrences(documents, suffix))
-        shorter_low, shorter_high, shorter = _shorten(array, low, high, length, window)
-        wanted = suffix[1:]
-        while wanted and len(naive.occurrences(documents, wanted)) == high - low:
-            wanted = wanted[1:]
-        assert shorter == len(wanted)
-        assert shorter_high - shorter_low == (
-            len(naive.occurrences(documents, wanted)) if wanted else array.sizes[0]
-        )
+        cursor = here = _advance(array, *cursor, window, limit)
+        suffix = tuple(text[max(0, position + 1 - limit) : position + 1])
+        while suffix not in found:
+            suffix = suffix[1:]
+        while True:
+            low, high, length, frequent = here
+            assert length == len(suffix) and sorted(positions(array, low, high).tolist()) == found[suffix]
+            wanted = suffix[-DEPTH:]
+            while wanted and len(found[wanted]) < least_rows:
+                wanted = wanted[1:]
+            assert frequent == (numbers[find(array, wanted)[0], len(wanted)] if wanted else 0)
+            if not suffix:
+                break
+            here, times = _shorten(array, *here, window), len(found[suffix])
+            while suffix and len(found[suffix]) == times:
+                suffix = suffix[1:]
+
+
+@pytest.mark.parametrize("least_rows", [1, 2, 9])
+def test_frequent_contexts_are_all_of_them_with_their_counts(least_rows):
+    """Every number of the two tables, against plain Python, and no context too many."""
+    rng = random.Random(least_rows)
+    documents = [*repetitive(rng, 8, 120, 12), [], [0], [0], [2**31 - 1] * 20, *[[5, 6, 7, 2**31 - 1]] * 3]
+    array, found = build(documents, least_rows), beginnings(documents, DEPTH)
+    wanted = {context: starts for context, starts in found.items() if len(starts) >= least_rows or not context}
+    rows, edges = array.contexts.tolist(), array.context_edges.tolist()
+    places = positions(array, 0, int(array.sizes[0]))
+    flat_tokens, _ = flat(documents)
+    contexts = [tuple(flat_tokens[places[row[LOW]] :][: row[LENGTH]].tolist()) for row in rows[:-1]]
+    assert sorted(contexts) == sorted(wanted) and contexts[0] == () and rows[-1][EDGE_START] == len(edges)
+    for context, row, following in zip(contexts, rows, rows[1:]):
+        assert sorted(places[row[LOW] : row[LOW] + row[COUNT]].tolist()) == wanted[context]
+        expected = naive.successors(documents, list(context))
+        assert row[DISTINCT] == len(expected)
+        head, tail = edges[row[EDGE_START] : following[EDGE_START]][:8], edges[row[EDGE_START] : following[EDGE_START]][8:]
+        assert [(token, count) for token, _, count in head] == expected[:8]
+        later = sorted(token for token, _ in expected[8:] if (*context, token) in wanted)
+        assert [token for token, _, _ in tail] == later and all(count == dict(expected)[token] for token, _, count in tail)
+        for token, target, _ in head + tail:
+            assert (contexts[target] if target else None) == (
+                (*context, token) if (*context, token) in wanted else None
+            )
+        if context:
+            assert contexts[row[LINK]] == context[1:]
+            shorter = context[1:]
+            while shorter and len(wanted[shorter]) == row[COUNT]:
+                shorter = shorter[1:]
+            assert contexts[row[SHORTER]] == shorter
 
 
 @pytest.mark.parametrize("documents", [[], [[]], [[], []]])
 def test_empty(documents):
     array = build(documents)
-    assert find(array, [1, 2]) == (0, 0, 0)
-    assert _advance(array, 0, 0, 0, np.array([1], np.int32), 1, 1) == (0, 0, 0)
-    assert [part.tolist() for part in successors(array, 0, 0, 0)] == [[], []]
+    assert find(array, [1, 2]) == (0, 0, 0, 0)
+    assert _advance(array, 0, 0, 0, 0, np.array([1], np.int32), 1) == (0, 0, 0, 0)
+    tokens, counts, distinct = successors(array, 0, 0, 0, 0)
+    assert (tokens.tolist(), counts.tolist(), distinct) == ([], [], 0)
 
 
 def test_wrong_arguments():
@@ -270,5 +321,5 @@ def test_arrays_are_read_only_and_of_one_type():
     for documents in ([], [[3]], [[1, 2], [1, 3]]):
         for array in build(documents):
             assert array.flags.c_contiguous and not array.flags.writeable
-        _shorten(build(documents), 0, 0, 0, np.zeros(1, np.int32))
+        _shorten(build(documents), 0, 0, 0, 0, np.zeros(1, np.int32))
     assert len(getattr(_shorten, "signatures", [()])) == 1

@@ -26,9 +26,10 @@ from redraft.replay.traces import RememberedTokenizer, trace_files
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.dense_index import open_dense
 from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.index_directory import index_folders, open_index, verify_index
+from redraft.retrieval.index_directory import index_folders, open_index
 from redraft.retrieval.index_files import read_manifest
 from redraft.retrieval.index_format import CORPUS_KINDS, DENSE, SUCCESSORS
+from redraft.retrieval.index_verification import verify_index
 from redraft.retrieval.successor_table import open_successors
 from redraft.retrieval.tokens import as_tokens
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import frozen_automaton as fa
-from redraft.retrieval import suffix_array as sa
+from redraft.retrieval import suffix_array_cursor as sa
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.knowledge import AUTOMATON, CURSOR, array_at, automaton_at
+from redraft.retrieval.suffix_array import N
 
 MAX_CONTEXT = 8
 MAX_LEVELS = 3
@@ -26,20 +27,20 @@ def advance(knowledge, places, source, target, token):
     for index in range(len(knowledge.kinds)):
         column = CURSOR * index
         low, high = places.cursors[source, column], places.cursors[source, column + 1]
-        length = places.cursors[source, column + 2]
+        length, frequent = places.cursors[source, column + 2], places.cursors[source, column + 3]
         if knowledge.kinds[index] == AUTOMATON:
             low, length = fa.frozen_advance(automaton_at(knowledge.corpora, index), low, length, token, MAX_CONTEXT)
         else:
             array = array_at(knowledge.corpora, index)
             if length == 0:
-                low, high = np.int64(0), array.sizes[0]
-            filled = places.filled[target]
-            low, high, length = sa.array_advance(
-                array, low, high, length, places.windows[target], np.int64(filled), MAX_CONTEXT
+                low, high, frequent = np.int64(0), array.sizes[N], np.int64(0)
+            low, high, length, frequent = sa.array_advance(
+                array, low, high, length, frequent, places.windows[target], MAX_CONTEXT
             )
         places.cursors[target, column] = low
         places.cursors[target, column + 1] = high
         places.cursors[target, column + 2] = length
+        places.cursors[target, column + 3] = frequent
 
 
 @inner(inline=False)
@@ -83,29 +84,28 @@ def add_corpora(ballot, knowledge, places, place):
     """Add what the indexes know; returns (total, distinct, length) of the longest match among them."""
     best_total, best_distinct, best_length = np.int64(0), np.int64(0), np.int64(0)
     for index in range(len(knowledge.kinds)):
-        low, high = places.cursors[place, CURSOR * index], places.cursors[place, CURSOR * index + 1]
-        length = places.cursors[place, CURSOR * index + 2]
+        state, length = places.cursors[place, CURSOR * index], places.cursors[place, CURSOR * index + 2]
         if length == 0:
             continue
         if knowledge.kinds[index] == AUTOMATON:
-            total, distinct = _add_automaton(ballot, automaton_at(knowledge.corpora, index), low, length)
+            total, distinct = _add_automaton(ballot, automaton_at(knowledge.corpora, index), state, length)
         else:
-            total, distinct = _add_array(ballot, knowledge, places, place, index, low, high, length)
+            total, distinct = _add_array(ballot, knowledge, places, place, index)
         if total > 0 and length > best_length:
             best_total, best_distinct, best_length = total, distinct, length
     return best_total, best_distinct, best_length
 
 
 @inner(inline=False)
-def _add_array(ballot, knowledge, places, place, index, low, high, length):
+def _add_array(ballot, knowledge, places, place, index):
     """The same for a suffix array; the tokens and counts of a level lie in the look-up buffer."""
-    low, high, length = np.int64(low), np.int64(high), np.int64(length)
-    array = array_at(knowledge.corpora, index)
+    array, cursor = array_at(knowledge.corpora, index), places.cursors[place, CURSOR * index :]
+    low, high, length, frequent = cursor[0], cursor[1], cursor[2], cursor[3]
     tokens, counts = places.path[:MAX_SUCCESSORS], places.path[MAX_SUCCESSORS:]
     longest_total, longest_distinct = np.int64(0), np.int64(0)
     level = 0
     while length > 0 and level < MAX_LEVELS:
-        found, distinct = sa.array_successors(array, low, high, length, tokens, counts)
+        found, distinct = sa.array_successors(array, low, high, length, frequent, tokens, counts)
         for rank in range(found):
             _vote(ballot, tokens[rank], counts[rank], high - low, level, length, rank)
         if found:  # a context that only ends documents is no level, as in the automaton
@@ -113,5 +113,5 @@ def _add_array(ballot, knowledge, places, place, index, low, high, length):
                 longest_total, longest_distinct = high - low, np.int64(distinct)
             level += 1
         if level < MAX_LEVELS:
-            low, high, length = sa.array_shorten(array, low, high, length, places.windows[place])
+            low, high, length, frequent = sa.array_shorten(array, low, high, length, frequent, places.windows[place])
     return longest_total, longest_distinct

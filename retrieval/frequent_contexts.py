@@ -1,0 +1,79 @@
+"""The frequent contexts of a suffix array, written out: what a draft asks of a large corpus most often.
+
+Contexts of up to eight tokens that occur at least 128 times are few (one for 250 tokens of text), and nearly every place
+of a draft asks for one: its second and third levels always do. By binary search each costs dozens of cache misses, and
+counting its successors over a million rows even more, the more the larger the corpus. So these contexts have what is
+asked of them written out when the index is built: the rows, the exact counts of the eight most frequent next tokens, the
+context with one token more, and the one with fewer. It is the top of the suffix tree, without its compressed edges and
+with suffix links (E. Ukkonen, 1995); rarer contexts are left to the array, where an interval is a few cache lines.
+
+Cost: a step is a scan of eight tokens, whatever the size of the corpus; 28 bytes for each context and 12 for each edge,
+half a byte per token of the corpus. Found in one pass over the sorted rows (`frequent_contexts_build`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from redraft.retrieval.kernel import inner
+
+__all__ = [
+    "CONTEXT_COLUMNS", "COUNT", "DEPTH", "DISTINCT", "EDGE_COLUMNS", "EDGE_COUNT", "EDGE_START", "EDGE_TARGET",
+    "EDGE_TOKEN", "HEAD", "LEAST_ROWS", "LENGTH", "LINK", "LOW", "SHORTER", "continued", "head_of", "longest_frequent",
+]  # fmt: skip
+
+DEPTH = 8  # tokens of the longest contexts: what a draft looks at
+LEAST_ROWS = 65  # one more than an array's intervals of which every row is counted
+HEAD = 8  # successors that are written out
+
+# columns of a context, and of an edge
+LENGTH, LINK, SHORTER, LOW, COUNT, DISTINCT, EDGE_START = range(7)
+CONTEXT_COLUMNS = 7
+EDGE_TOKEN, EDGE_TARGET, EDGE_COUNT = range(3)
+EDGE_COLUMNS = 3
+
+
+@inner
+def continued(contexts, edges, context, token):
+    """The context that is `context` and then `token`; 0 if that is not a frequent one, -1 if it does not occur."""
+    begin, end = np.int64(contexts[context, EDGE_START]), np.int64(contexts[context + 1, EDGE_START])
+    low = min(end, begin + HEAD)
+    for edge in range(begin, low):
+        if edges[edge, EDGE_TOKEN] == token:
+            return np.int64(edges[edge, EDGE_TARGET])
+    if contexts[context, DISTINCT] <= HEAD:
+        return np.int64(-1)
+    high = end
+    while low < high:
+        middle = (low + high) >> 1
+        if edges[middle, EDGE_TOKEN] < token:
+            low = middle + 1
+        else:
+            high = middle
+    if low < end and edges[low, EDGE_TOKEN] == token:
+        return np.int64(edges[low, EDGE_TARGET])
+    return np.int64(0)
+
+
+@inner
+def head_of(contexts, edges, context, tokens, counts):
+    """The most frequent next tokens of a context into tokens and counts; returns (how many are filled, distinct)."""
+    begin, distinct = np.int64(contexts[context, EDGE_START]), np.int64(contexts[context, DISTINCT])
+    kept = min(distinct, HEAD)
+    for rank in range(kept):
+        tokens[rank], counts[rank] = edges[begin + rank, EDGE_TOKEN], edges[begin + rank, EDGE_COUNT]
+    return kept, distinct
+
+
+@inner
+def longest_frequent(contexts, edges, window, length):
+    """The longest frequent context among the suffixes of at most `length` tokens (window[0] the newest), 0 for none."""
+    for tokens in range(min(length, DEPTH), 0, -1):
+        context = np.int64(0)
+        for back in range(tokens - 1, -1, -1):
+            context = continued(contexts, edges, context, window[back])
+            if context <= 0:
+                break
+        if context > 0:
+            return context
+    return np.int64(0)
