@@ -116,7 +116,7 @@ class ClientSession:
         self._tokens[start:end] = tokens
         self._length = end
         if self.seat is not None:
-            self.seat.unsent.append(Commit.packed(start, tokens, candidates, hidden))
+            self.seat.unsent.append(Commit(start, tokens, candidates, hidden))
 
     def cut(self, length: int) -> None:
         """Shorten the history, and queue the truncation if the server has the session."""
@@ -138,36 +138,15 @@ def checked_hidden(hidden) -> np.ndarray | None:
     return array
 
 
-def checked_candidates(candidates, vocab_size: int | None) -> Candidates | None:
-    """The candidates as given. Raises TypeError for another type, else what `Candidates.checked` raises."""
+def checked_candidates(candidates, vocab_size: int | None, *, compiled: bool) -> Candidates | None:
+    """The candidates as given. Raises TypeError for another type, else what `Candidates.checked` raises.
+
+    `compiled`: the quick check has been compiled; nobody waits for the compiler here.
+    """
     if candidates is None:
         return None
     if not isinstance(candidates, Candidates):
         raise TypeError(f"candidates: wanted redraft.Candidates or None, got {type(candidates).__name__}")
-    if _sound(candidates, vocab_size):
+    if compiled and candidates.sound(vocab_size):
         return candidates
     return Candidates.checked(candidates.tokens, candidates.previous, candidates.ids, candidates.probs, vocab_size)
-
-
-def _sound(candidates: Candidates, vocab_size: int | None) -> bool:
-    """Whether all is as `Candidates.checked` wants it, at a third of its cost, which every step would have to pay."""
-    tokens, previous, ids, probs = candidates.tokens, candidates.previous, candidates.ids, candidates.probs
-    limit = 2**31 if vocab_size is None else vocab_size
-    least, most = np.minimum.reduce, np.maximum.reduce
-    return bool(
-        all(getattr(array, "dtype", None) == np.int32 for array in (tokens, previous, ids))
-        and getattr(probs, "dtype", None) == np.float32
-        and tokens.ndim == 1
-        and tokens.shape == previous.shape == ids.shape[:1]
-        and ids.ndim == 2
-        and ids.shape == probs.shape
-        and ids.size
-        and least(tokens) >= 0
-        and most(tokens) < limit
-        and least(previous) >= -1
-        and most(previous) < limit
-        and least(ids, axis=None) >= 0
-        and most(ids, axis=None) < limit
-        and least(probs, axis=None) >= 0  # not a number compares false
-        and most(probs, axis=None) <= 1.0001
-    )

@@ -222,7 +222,8 @@ class DraftClient:
     def checked_commit(self, tokens, candidates, hidden) -> tuple:
         """The arguments of a commit, checked; raises TypeError or ValueError."""
         vocab_size = self._config.vocab_size
-        return as_tokens(tokens, vocab_size), checked_candidates(candidates, vocab_size), checked_hidden(hidden)
+        candidates = checked_candidates(candidates, vocab_size, compiled=self._compiled.is_set())
+        return as_tokens(tokens, vocab_size), candidates, checked_hidden(hidden)
 
     def checked_proposal(self, proposal):
         """A DraftTree, int32[n] or None; raises TypeError or ValueError."""
@@ -262,19 +263,19 @@ class DraftClient:
         with self._lock:
             connection, obstacle = self._keeper.current, self._obstacle()
             if obstacle is None:
-                sent, remotes, reasons, patient = self._ask(sessions, max_nodes, min_prob, proposals)
+                sent, asked, reasons, patient = self._ask(sessions, max_nodes, min_prob, proposals)
             else:
-                sent, remotes, reasons = None, {}, dict.fromkeys((session.id for session in sessions), obstacle)
+                sent, asked, reasons = None, {}, [obstacle] * len(sessions)
         trees = {}
         if sent is not None:
             budget = connection.info.max_nodes if max_nodes is None else max_nodes
-            trees, failures = self._collect(connection, sent, remotes, budget, patient)
-            reasons.update(failures)
+            trees, failures = self._collect(connection, sent, asked, budget, patient)
+            reasons += failures
         self.stats.trees += len(sessions)
         self.stats.served += len(trees)
-        self.stats.fallbacks.update(reasons.values())
+        self.stats.fallbacks.update(reasons)
         return [
-            self._with_origin(session, trees[session.id])
+            trees[session.id]
             if session.id in trees
             else self._fall_back(session, max_nodes, min_prob, proposal)
             for session, proposal in zip(sessions, proposals)
@@ -293,21 +294,23 @@ class DraftClient:
         return None
 
     def _ask(self, sessions, max_nodes, min_prob, proposals):
-        """Send one message; returns it, the session ids by remote id, reasons why not, and whether to be patient."""
+        """Send one message; returns it, the sessions asked for by remote id, reasons why not, and whether to be patient."""
         outgoing = Outgoing(self._keeper.current)
-        remotes, reasons, drafts = {}, {}, []
+        asked, reasons, drafts, patient = {}, [], [], False
         for session, proposal in zip(sessions, proposals):
             reason = self._seating.bring_up_to_date(outgoing, session)
             if reason is not None:
-                reasons[session.id] = reason
+                reasons.append(reason)
                 continue
-            drafts.append((session.seat, proposal))
-            remotes[session.seat.remote] = session.id
+            seat = session.seat
+            drafts.append((seat, proposal))
+            asked[seat.remote] = session
+            patient |= not seat.ready
         # As in process, all commits come before any draft; and all drafts are in one message, the one we wait for.
         outgoing.add_drafts(drafts, max_nodes, min_prob)
-        patient = outgoing.total > _BULK_BYTES or not all(seat.ready for seat, _ in drafts)
+        patient |= outgoing.total > _BULK_BYTES
         sent = outgoing.send()
-        return (sent if remotes else None), remotes, reasons, patient
+        return (sent if asked else None), asked, reasons, patient
 
     def _post_unsent(self, session: ClientSession) -> None:
         """Send commits that nobody asks a draft for; give the seat up if they cannot be sent for long."""
@@ -320,40 +323,39 @@ class DraftClient:
 
     # One round, without the lock.
 
-    def _collect(self, connection: Connection, sent: Sent, remotes: dict[int, int], budget: int, patient: bool):
+    def _collect(self, connection: Connection, sent: Sent, asked: dict[int, ClientSession], budget: int, patient: bool):
         """Wait for the reply; returns the sound trees by session id, and reasons for the sessions without one."""
         try:
             reply = connection.wait(sent, self._open_timeout if patient else self._timeout)
         except queue.Empty:
             if not connection.opening:  # behind another session's long prompt it is no wonder
                 self._breaker.failure()
-            return {}, dict.fromkeys(remotes.values(), "late")
+            return {}, ["late"] * len(asked)
         if reply is None:
-            return {}, dict.fromkeys(remotes.values(), "lost")
+            return {}, ["lost"] * len(asked)
         found = read_trees(
-            reply.trees, dict.fromkeys(remotes, budget), self._config.vocab_size, compiled=self._compiled.is_set()
+            reply.trees,
+            dict.fromkeys(asked, budget),
+            self._config.vocab_size,
+            compiled=self._compiled.is_set(),
+            origin_of=lambda remote: self._origin(asked[remote]),
         )
-        refused = {error.session_id for error in reply.errors}
-        reasons = {
-            session_id: "session" if remote in refused else "invalid"
-            for remote, session_id in remotes.items()
-            if remote not in found
-        }
-        if "invalid" in reasons.values():
+        reasons = []
+        if len(found) < len(asked):
+            refused = {error.session_id for error in reply.errors}
+            reasons = ["session" if remote in refused else "invalid" for remote in asked if remote not in found]
+        if "invalid" in reasons:
             _log.warning("the draft server at %s sent a tree that is broken, or none", self.target)
             self._breaker.failure()
         elif found:
             self._breaker.success()
         for remote in found:
-            session = connection.seats.get(remote)
-            if session is not None:
-                session.retry.success()
-        return {remotes[remote]: tree for remote, tree in found.items()}, reasons
+            asked[remote].retry.success()
+        return {asked[remote].id: tree for remote, tree in found.items()}, reasons
 
-    def _with_origin(self, session: ClientSession, tree: DraftTree) -> DraftTree:
-        """The server's tree, with what its provenance can be found from."""
-        context = session.tokens[1 - PASSAGE_TOKENS :].copy()
-        return DraftTree(tree.tokens, tree.parents, tree.probs, tree.sources, Origin(context, self.locate))
+    def _origin(self, session: ClientSession) -> Origin:
+        """What the provenance of the server's tree can be found from."""
+        return Origin(session.tokens[1 - PASSAGE_TOKENS :].copy(), self.locate)
 
     def _fall_back(self, session: ClientSession, max_nodes, min_prob, proposal) -> DraftTree:
         """Draft without the server. Until the kernel is compiled there is only the caller's own proposal."""

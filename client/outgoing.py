@@ -6,8 +6,6 @@ waits for; the stream keeps the order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from redraft.client.connection import Connection, Sent
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
@@ -20,33 +18,36 @@ _STEP_BYTES = 64  # what a step's framing takes in a message, generously
 _DEFAULT_LIMIT = 4 << 20  # gRPC's own, for a server that names none
 
 
-@dataclass
 class Commit:
-    """A commit, packed for the wire: at position `start`, tokens, the fields of the message Candidates, hidden states."""
+    """A commit, packed for the wire: at position `start`, tokens, the arrays of `Candidates` or none, hidden states.
 
-    start: int
-    tokens: bytes
-    candidates: dict[str, bytes] | None = None
-    hidden: bytes = b""
+    size: bytes on the wire, more or less.
+    """
 
-    @classmethod
-    def packed(cls, start: int, tokens, candidates: Candidates | None, hidden) -> Commit:
+    __slots__ = ("candidates", "hidden", "size", "start", "tokens")
+
+    def __init__(self, start: int, tokens, candidates: Candidates | None = None, hidden=None) -> None:
         """From checked arrays, which are copied."""
-        fields = None
+        self.start, self.tokens = start, pack_int32(tokens)
+        self.candidates = self.hidden = None
+        self.size = len(self.tokens)
         if candidates is not None:
-            fields = {
-                "tokens": pack_int32(candidates.tokens),
-                "previous": pack_int32(candidates.previous),
-                "ids": pack_int32(candidates.ids),
-                "probs": pack_float32(candidates.probs),
-            }
-        return cls(start, pack_int32(tokens), fields, b"" if hidden is None else pack_float32(hidden))
+            tokens, previous = pack_int32(candidates.tokens), pack_int32(candidates.previous)
+            ids, probs = pack_int32(candidates.ids), pack_float32(candidates.probs)
+            self.candidates = tokens, previous, ids, probs
+            self.size += len(tokens) + len(previous) + len(ids) + len(probs)
+        if hidden is not None:
+            self.hidden = pack_float32(hidden)
+            self.size += len(self.hidden)
 
-    @property
-    def size(self) -> int:
-        """Bytes on the wire, more or less."""
-        candidates = sum(map(len, self.candidates.values())) if self.candidates else 0
-        return len(self.tokens) + candidates + len(self.hidden)
+    def drop_candidates(self) -> None:
+        """Leave out what the target thought likely, and its states: the tokens must arrive."""
+        self.candidates, self.hidden, self.size = None, None, len(self.tokens)
+
+    def drop_hidden(self) -> None:
+        """Leave out the target's states."""
+        self.size -= len(self.hidden)
+        self.hidden = None
 
 
 class Outgoing:
@@ -75,13 +76,11 @@ class Outgoing:
     def add_commit(self, remote: int, commit: Commit) -> None:
         """Commit to session `remote`."""
         fields = self._step(remote, commit.size).commit
-        fields.start = commit.start
-        fields.tokens = commit.tokens
+        fields.start, fields.tokens = commit.start, commit.tokens
         if commit.candidates is not None:
-            candidates = fields.candidates
-            for name, data in commit.candidates.items():
-                setattr(candidates, name, data)
-        if commit.hidden:
+            there = fields.candidates
+            there.tokens, there.previous, there.ids, there.probs = commit.candidates
+        if commit.hidden is not None:
             fields.hidden = commit.hidden
 
     def add_truncate(self, remote: int, length: int) -> None:

@@ -11,6 +11,7 @@ import logging
 
 import numpy as np
 
+from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.state_map import StateMap, StateOrigin
@@ -23,12 +24,14 @@ _log = logging.getLogger("redraft.client")
 _NO_LIMIT = 2**31
 
 
-def read_trees(messages, budgets: dict[int, int], vocab_size: int | None, *, compiled: bool) -> dict[int, DraftTree]:
+def read_trees(
+    messages, budgets: dict[int, int], vocab_size: int | None, *, compiled: bool, origin_of=lambda remote: None
+) -> dict[int, DraftTree]:
     """The trees of a reply by session id, those that keep every promise of `DraftTree`; the others are left out.
 
     `budgets` names the sessions that were asked for, with the most nodes that each may have. A session's second tree
     in one reply, and a tree for a session that was not asked for, are left out, too. `compiled`: `compile_checks` has
-    been called; nobody waits for the compiler here.
+    been called; nobody waits for the compiler here. `origin_of(id)`: what the tree's provenance can be found from.
     """
     wanted = {message.session_id: message for message in reversed(messages) if message.session_id in budgets}
     if not wanted:
@@ -46,10 +49,10 @@ def read_trees(messages, budgets: dict[int, int], vocab_size: int | None, *, com
             trees, start = {}, 0
             for remote, size in zip(wanted, sizes):
                 cut = slice(start, start + size)
-                trees[remote] = DraftTree(tokens[cut], parents[cut], probs[cut], sources[cut])
+                trees[remote] = DraftTree(tokens[cut], parents[cut], probs[cut], sources[cut], origin_of(remote))
                 start += size
             return trees
-    return _sound_ones(wanted, budgets, vocab_size)
+    return _sound_ones(wanted, budgets, vocab_size, origin_of)
 
 
 def read_states(info) -> tuple[StateMap, StateOrigin] | None:
@@ -67,10 +70,11 @@ def read_states(info) -> tuple[StateMap, StateOrigin] | None:
 
 
 def compile_checks() -> None:
-    """Compile the check of a batch, so that `read_trees` may use it."""
+    """Compile the checks of a batch's trees and of candidates, so that they may be used."""
     _all_sound(
         np.zeros(1, "<i4"), np.full(1, -1, "<i4"), np.ones(1, "<f4"), np.ones(1, np.int64), np.ones(1, np.int64), 1
     )
+    Candidates(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)).sound()
 
 
 @kernel
@@ -99,7 +103,7 @@ def _all_sound(tokens, parents, probs, sizes, limits, vocab_size):
     return True
 
 
-def _sound_ones(wanted: dict, budgets: dict[int, int], vocab_size: int | None) -> dict[int, DraftTree]:
+def _sound_ones(wanted: dict, budgets: dict[int, int], vocab_size: int | None, origin_of) -> dict[int, DraftTree]:
     trees = {}
     for remote, message in wanted.items():
         try:
@@ -108,6 +112,7 @@ def _sound_ones(wanted: dict, budgets: dict[int, int], vocab_size: int | None) -
                 unpack_int32(message.parents, "parents"),
                 unpack_float32(message.probs, "probs"),
                 np.frombuffer(message.sources, np.uint8),
+                origin_of(remote),
             )
             trees[remote] = tree.check(vocab_size=vocab_size, max_nodes=budgets[remote])
         except ValueError:

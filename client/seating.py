@@ -75,7 +75,7 @@ class Seating:
         connection.seats[session.seat.remote] = session
         outgoing.add_open(session.seat, prompt, session.namespace)
         if output:
-            outgoing.add_commit(session.seat.remote, Commit(cut, output))
+            outgoing.add_commit(session.seat.remote, Commit(cut, session.tokens[cut:]))
         self._stats.reopened += session.was_seated
         session.was_seated = True
 
@@ -85,11 +85,11 @@ class Seating:
             if isinstance(change, int):
                 outgoing.add_truncate(session.seat.remote, change)
                 continue
-            if change.hidden and not self._takes_states(outgoing.connection.info, len(change.hidden)):
-                change.hidden = b""
+            if change.hidden is not None and not self._takes_states(outgoing.connection.info, len(change.hidden)):
+                change.drop_hidden()
                 self._stats.hidden_dropped += 1
             if not outgoing.fits(change.size):
-                change.candidates, change.hidden = None, b""
+                change.drop_candidates()
                 self._stats.candidates_dropped += 1
             outgoing.add_commit(session.seat.remote, change)
         session.seat.unsent.clear()

@@ -36,9 +36,10 @@ __all__ = [
 
 
 class Bundle:
-    """Attributes: addresses: int64[2 n], address and length (first dimension) of each array; arrays: those arrays."""
+    """Attributes: addresses: int64[2 n], address and length (first dimension) of each array; arrays: those arrays;
+    place: address and length of `addresses`, for a list of bundles (`int64s` finds them in it)."""
 
-    __slots__ = ("addresses", "arrays")
+    __slots__ = ("addresses", "arrays", "place")
 
     def __init__(self, arrays):
         self.arrays = tuple(arrays)
@@ -48,6 +49,7 @@ class Bundle:
                 raise ValueError(f"bundle: array {i} is not C-contiguous")
             self.addresses[2 * i] = array.__array_interface__["data"][0]
             self.addresses[2 * i + 1] = len(array)
+        self.place = self.addresses.__array_interface__["data"][0], len(self.addresses)
 
 
 def _maker(numba_type, dtype, columns: int | None):

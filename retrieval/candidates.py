@@ -62,15 +62,32 @@ class Candidates:
         that they are sound, and only where they are not are they looked at one by one.
         """
         copies = [np.array(array, order="C") for array in (self.tokens, self.previous, self.ids, self.probs)]
-        tokens, previous, ids, probs = copies
-        shaped = tokens.ndim == previous.ndim == 1 and ids.ndim == probs.ndim == 2 and ids.shape == probs.shape
-        fit = shaped and len(tokens) == len(previous) == len(ids) and [array.dtype for array in copies] == _DTYPES
-        if fit and _sound(tokens, previous, ids, probs, _NO_LIMIT if vocab_size is None else vocab_size):
-            return Candidates(*copies)
-        return Candidates.checked(*copies, vocab_size)
+        found = Candidates(*copies)
+        return found if found.sound(vocab_size) else Candidates.checked(*copies, vocab_size)
+
+    @property
+    def regular(self) -> bool:
+        """Whether the arrays have the types and shapes that the class promises, whatever their values."""
+        tokens, previous, ids, probs = self.tokens, self.previous, self.ids, self.probs
+        return (
+            type(tokens) is type(previous) is type(ids) is type(probs) is np.ndarray
+            and tokens.dtype == previous.dtype == ids.dtype == np.int32
+            and probs.dtype == np.float32
+            and ids.ndim == 2
+            and ids.shape == probs.shape
+            and tokens.shape == previous.shape == ids.shape[:1]
+        )
+
+    def sound(self, vocab_size: int | None = None) -> bool:
+        """Whether `checked` would return the same, if they are arrays that the kernel takes; False for all others."""
+        arrays = self.tokens, self.previous, self.ids, self.probs
+        return (
+            self.regular
+            and all(array.flags.carray for array in arrays)
+            and _sound(*arrays, _NO_LIMIT if vocab_size is None else vocab_size)
+        )
 
 
-_DTYPES = [np.dtype(np.int32), np.dtype(np.int32), np.dtype(np.int32), np.dtype(np.float32)]
 _NO_LIMIT = 2**31
 
 

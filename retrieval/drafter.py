@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+from concurrent.futures import Executor
 
 import numpy as np
 
+from redraft.retrieval import batch
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.dense_index import DenseIndex, open_dense
@@ -71,11 +73,27 @@ class Drafter:
         """Commit and draft for a batch: one tree per item, in order.
 
         Each item is (session, tokens[, candidates[, hidden[, proposal]]]). All are committed before any is drafted.
+        Raises what the first that is wrong would raise alone, when the others have been committed.
         """
         items = [tuple(item) + (None,) * (5 - len(item)) for item in items]
-        for session, tokens, candidates, hidden, _ in items:
-            session.commit(tokens, candidates, hidden)
-        return [session.draft(proposal=proposal) for session, *_, proposal in items]
+        if len(items) == 1:
+            session, *commit, proposal = items[0]
+            session.commit(*commit)
+            return [session.draft(proposal=proposal)]
+        errors = batch.commit_all([item[:4] for item in items])
+        trees = batch.draft_all([(session, None, None, proposal) for session, *_, proposal in items])
+        for answer in (*errors, *trees):
+            if isinstance(answer, Exception):
+                raise answer
+        return trees
+
+    def commit_all(self, requests) -> list[Exception | None]:
+        """`Session.commit` for many; see `batch.commit_all`."""
+        return batch.commit_all(requests)
+
+    def draft_all(self, requests, beside: Executor | None = None) -> list[DraftTree | Exception]:
+        """`Session.draft` for many; see `batch.draft_all`."""
+        return batch.draft_all(requests, beside)
 
     def discard(self, session: Session) -> None:
         """Called by a session that closes."""
@@ -194,6 +212,9 @@ class Drafter:
                     session.draft(proposal=[2, 3])
                 session.certainty()
                 session.truncate(20)
+        with other.open([1, 2]) as one, other.open([2, 1]) as two:
+            opinions = Candidates.checked([1], [0], [[2, 3]], [[0.5, 0.2]])
+            other.step([(one, [2], opinions), (two, [1], opinions)])
         warm_lookups()
         other._namespaces["default"].memory.refresh_frequent()
         other.forget("default", 1)

@@ -121,6 +121,7 @@ class DraftServer:
                 await self.service.drain(_DRAIN_SECONDS)
                 await server.stop(1.0)
                 self.service.workers.shutdown()
+                self.service.beside.shutdown()
                 if stop_metrics is not None:
                     stop_metrics()
                 if self.service.drafter is not None:

@@ -41,6 +41,7 @@ class DraftingService(rpc.DraftingServiceServicer):
         self.activity = Activity()
         self.max_message_bytes = max_message_bytes
         self.workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="redraft-worker")
+        self.beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="redraft-beside")
         self._streams: dict[asyncio.Task, StreamSessions] = {}
         self._closing: set[asyncio.Task] = set()
         self._draining = False
@@ -146,7 +147,7 @@ class DraftingService(rpc.DraftingServiceServicer):
             if expected_microseconds(stream, steps) > INLINE_MICROSECONDS:
                 await self._answer_in_worker(stream, steps, reply)
             else:
-                answer(self.drafter, stream, steps, reply, self.activity)
+                answer(self.drafter, stream, steps, reply, self.activity, self.beside)
         finally:
             stream.busy = False
         self.activity.answered(time.perf_counter() - started)
@@ -154,7 +155,7 @@ class DraftingService(rpc.DraftingServiceServicer):
     async def _answer_in_worker(self, stream: StreamSessions, steps, reply) -> None:
         """Wait for the worker even when the client goes away meanwhile: its sessions are being worked on."""
         work = asyncio.ensure_future(
-            self.run_in_worker(answer, self.drafter, stream, steps, reply, self.activity),
+            self.run_in_worker(answer, self.drafter, stream, steps, reply, self.activity, self.beside),
         )
         try:
             await asyncio.shield(work)

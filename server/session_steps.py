@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,28 +85,69 @@ def expected_microseconds(stream: StreamSessions, steps) -> float:
     return expected
 
 
-def answer(drafter, stream: StreamSessions, steps, reply, activity: Activity) -> None:
-    """Do `steps` (from `read_steps`) for the sessions of `stream`; add to `reply.trees` and `reply.errors`."""
-    failed: set[int] = set()
+def answer(drafter, stream: StreamSessions, steps, reply, activity: Activity, beside: Executor | None = None) -> None:
+    """Do `steps` (from `read_steps`) for the sessions of `stream`; add to `reply.trees` and `reply.errors`.
+
+    Commits, or drafts, that follow each other are one call of the drafter. `beside`: where it may do half of the drafts.
+    """
+    failed: dict[int, Exception] = {}
+    for action, run in _runs(steps):
+        asked = []
+        for session_id, fields in run:
+            if session_id in failed:
+                continue
+            try:
+                if action not in _ACTIONS:
+                    text = "the step has no action that this server knows"
+                    raise StepError(pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, text)
+                request = _ACTIONS[action](drafter, stream, session_id, fields, activity)
+                if request is not None:
+                    asked.append((session_id, request))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other sessions go on
+                failed[session_id] = error
+                _report(stream, session_id, action, error, reply, activity)
+        if asked:
+            requests = [request for _, request in asked]
+            try:
+                answers = drafter.commit_all(requests) if action == "commit" else drafter.draft_all(requests, beside)
+            except Exception as error:  # noqa: BLE001 - the state of all these sessions is unknown, others go on
+                answers = [error] * len(requests)
+            for (session_id, request), got in zip(asked, answers):
+                if isinstance(got, Exception):
+                    failed[session_id] = got
+                    _report(stream, session_id, action, got, reply, activity)
+                elif got is None:
+                    activity.committed_tokens += len(request[1])
+                else:
+                    _add_tree(reply, session_id, got, activity)
+
+
+def _runs(steps) -> Iterator[tuple[str, list]]:
+    """(action, [(session id, fields), ...]) of steps that follow each other, no session twice in one."""
+    run, ids, present = [], set(), None
     for session_id, action, fields in steps:
-        if session_id in failed:
-            continue
-        try:
-            if action not in _ACTIONS:
-                raise StepError(pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, "the step has no action that this server knows")
-            _ACTIONS[action](drafter, stream, session_id, fields, reply, activity)
-            continue
-        except StepError as error:
-            code, text = error.code, str(error)
-        except (TypeError, ValueError) as error:
-            code, text = pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, str(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other sessions go on
-            _log.exception("session %d: %s failed, the session is dropped", session_id, action)
-            code, text = pb.SESSION_ERROR_CODE_INTERNAL, f"{action} failed: {type(error).__name__}: {error}"
-            close_quietly(stream.remove(session_id))
-        failed.add(session_id)
-        activity.errors[code] += 1
-        reply.errors.add(session_id=session_id, code=code, message=f"session {session_id}: {text}")
+        if action != present or session_id in ids:
+            if run:
+                yield present, run
+            run, ids, present = [], set(), action
+        run.append((session_id, fields))
+        ids.add(session_id)
+    if run:
+        yield present, run
+
+
+def _report(stream: StreamSessions, session_id: int, action: str, error: Exception, reply, activity: Activity) -> None:
+    """Add an error to the reply; a session that failed for no fault of the caller's is dropped."""
+    if isinstance(error, StepError):
+        code, text = error.code, str(error)
+    elif isinstance(error, (TypeError, ValueError)):
+        code, text = pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, str(error)
+    else:
+        _log.error("session %d: %s failed, the session is dropped", session_id, action, exc_info=error)
+        code, text = pb.SESSION_ERROR_CODE_INTERNAL, f"{action} failed: {type(error).__name__}: {error}"
+        close_quietly(stream.remove(session_id))
+    activity.errors[code] += 1
+    reply.errors.add(session_id=session_id, code=code, message=f"session {session_id}: {text}")
 
 
 def close_quietly(held: HeldSession | None) -> None:
@@ -117,7 +160,7 @@ def close_quietly(held: HeldSession | None) -> None:
         _log.exception("a session could not be closed")
 
 
-def _open(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+def _open(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> None:
     if session_id in stream.sessions:
         raise StepError(pb.SESSION_ERROR_CODE_ALREADY_OPEN, "the id is open already on this stream; close it first")
     prompt = unpack_int32(fields.prompt, "prompt")
@@ -130,7 +173,8 @@ def _open(drafter, stream: StreamSessions, session_id: int, fields, reply, activ
     activity.opened += 1
 
 
-def _commit(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+def _commit(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> tuple:
+    """The request of `commit_all`."""
     session = _session(stream, session_id)
     tokens = unpack_int32(fields.tokens, "tokens")
     if fields.start != session.length:
@@ -141,20 +185,22 @@ def _commit(drafter, stream: StreamSessions, session_id: int, fields, reply, act
         )
     candidates = _candidates(fields.candidates) if fields.HasField("candidates") else None
     hidden = _hidden(fields.hidden, drafter.hidden_size) if fields.hidden else None
-    session.commit(tokens, candidates, hidden)
-    activity.committed_tokens += len(tokens)
+    return session, tokens, candidates, hidden
 
 
-def _truncate(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+def _truncate(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> None:
     _session(stream, session_id).truncate(fields.length)
 
 
-def _draft(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+def _draft(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> tuple:
+    """The request of `draft_all`."""
     session = _session(stream, session_id)
     max_nodes = fields.max_nodes if fields.HasField("max_nodes") else None
     min_prob = fields.min_prob if fields.HasField("min_prob") else None
-    proposal = _proposal(fields.proposal) if fields.HasField("proposal") else None
-    tree = session.draft(max_nodes, min_prob, proposal)
+    return session, max_nodes, min_prob, _proposal(fields.proposal) if fields.HasField("proposal") else None
+
+
+def _add_tree(reply, session_id: int, tree: DraftTree, activity: Activity) -> None:
     reply.trees.add(
         session_id=session_id,
         tokens=pack_int32(tree.tokens),
@@ -166,12 +212,13 @@ def _draft(drafter, stream: StreamSessions, session_id: int, fields, reply, acti
     activity.nodes += len(tree)
 
 
-def _close(drafter, stream: StreamSessions, session_id: int, fields, reply, activity: Activity) -> None:
+def _close(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> None:
     held = stream.remove(session_id)
     if held is not None:
         held.session.close()
 
 
+# Each does its step, or returns what the drafter is to be asked for all sessions together.
 _ACTIONS = {"open": _open, "commit": _commit, "truncate": _truncate, "draft": _draft, "close": _close}
 
 

@@ -191,6 +191,14 @@ class ScriptedSession:
             raise SessionClosedError(f"session {self.id} is closed")
 
 
+def _attempt(function, *arguments):
+    """What `function` returns or raises."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # noqa: BLE001 - the caller looks at it
+        return error
+
+
 class ScriptedDrafter:
     """The interface of `redraft.Drafter`; `script(history, max_nodes)` makes every tree and may be exchanged."""
 
@@ -223,6 +231,12 @@ class ScriptedDrafter:
         for session, tokens, *rest in requests:
             session.commit(tokens, *rest[:2])
         return [request[0].draft(proposal=request[4] if len(request) > 4 else None) for request in requests]
+
+    def commit_all(self, requests) -> list[Exception | None]:
+        return [_attempt(session.commit, *arguments) for session, *arguments in requests]
+
+    def draft_all(self, requests, beside=None) -> list[DraftTree | Exception]:
+        return [_attempt(session.draft, *arguments) for session, *arguments in requests]
 
     def load_index(self, path) -> None:
         if "missing" in str(path):

@@ -11,27 +11,35 @@ import numpy as np
 __all__ = ["pack_float32", "pack_int32", "unpack_float32", "unpack_int32"]
 
 
+_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
+
+
 def pack_int32(array) -> bytes:
     """The values of `array` (any shape, row by row) as little-endian int32."""
-    return np.ascontiguousarray(array, "<i4").tobytes()
+    if type(array) is not np.ndarray or array.dtype != _INT32:
+        array = np.asarray(array, _INT32)
+    return array.tobytes()
 
 
 def pack_float32(array) -> bytes:
     """The values of `array` (any shape, row by row) as little-endian float32."""
-    return np.ascontiguousarray(array, "<f4").tobytes()
+    if type(array) is not np.ndarray or array.dtype != _FLOAT32:
+        array = np.asarray(array, _FLOAT32)
+    return array.tobytes()
 
 
 def unpack_int32(data: bytes, what: str) -> np.ndarray:
     """int32[len(data) / 4], read-only. `what` names the field in the ValueError for a length that is no multiple of 4."""
-    return _unpack(data, "<i4", np.int32, what)
+    return _unpack(data, _INT32, what)
 
 
 def unpack_float32(data: bytes, what: str) -> np.ndarray:
     """float32[len(data) / 4], read-only. `what` names the field in the ValueError for a length that is no multiple of 4."""
-    return _unpack(data, "<f4", np.float32, what)
+    return _unpack(data, _FLOAT32, what)
 
 
-def _unpack(data: bytes, wire: str, native: type, what: str) -> np.ndarray:
+def _unpack(data: bytes, wire: np.dtype, what: str) -> np.ndarray:
     if len(data) % 4:
-        raise ValueError(f"{what}: wanted a multiple of 4 bytes ({np.dtype(native)}), got {len(data)} bytes")
-    return np.frombuffer(data, wire).astype(native, copy=False)
+        raise ValueError(f"{what}: wanted a multiple of 4 bytes ({wire.newbyteorder('=')}), got {len(data)} bytes")
+    array = np.frombuffer(data, wire)
+    return array if wire.isnative else array.astype(wire.newbyteorder("="))

@@ -1,0 +1,322 @@
+"""The commits, then the drafts, of a whole batch of sessions: one call of a kernel each, in place of one per session.
+
+What a session's own `commit` and `draft` cost beside their kernels, checks and NumPy's small calls above all, is a
+third of a step of many sessions. Here a batch's arrays are joined and checked in one pass, and a kernel goes from
+session to session by a list of their bundles' places. The trees are the same, bit for bit, as session after session in
+the order given, all commits before any draft. The kernel of commits comes back to Python where a session's arrays are
+full, and where an output joins the memory, as the next session may find it there already.
+
+Drafts only read what sessions share, so another thread may do half of them (`beside`).
+
+Every session's error is its own: it is returned in place of a result, nothing of its request is taken in, and the
+others go on. This file knows the inside of `Session`; a batch of one is better served by the session itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Executor
+
+import numpy as np
+
+from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.best_first import MAX_BUDGET, _workspace_at, draft_tree, learn_tokens
+from redraft.retrieval.blend import MEMORY_POINTER
+from redraft.retrieval.bundle import int64s
+from redraft.retrieval.candidates import Candidates
+from redraft.retrieval.draft_tree import DraftTree
+from redraft.retrieval.errors import RedraftError
+from redraft.retrieval.kernel import kernel
+from redraft.retrieval.knowledge import recycling_at, state_at
+from redraft.retrieval.session import RECYCLED_ROWS, SHARE_LAG, SHARE_STEP, Session, _own_candidates, _workspace
+from redraft.retrieval.token_recycling import learn_rows, new_table
+from redraft.retrieval.tokens import as_count, as_probability, as_tokens
+
+__all__ = ["commit_all", "draft_all"]
+
+OWNERS = 4  # bundles listed per session: its own, its namespace's, the indexes', the caller's draft
+# Columns of a commit: its tokens, its rows of candidates and their ids in the joined arrays, the length at which output
+# joins the memory; and what the kernel says: the last token's position, tokens learned, position in the memory copied from.
+BEGIN, END, ROW, ROWS, WIDTH, ID, SHARE_AT, TAIL, DONE, COPIED_FROM = range(10)
+WORTH_A_THREAD = 8  # drafts: the hop to another thread and back takes as long as one or two
+_MISTAKES = (RedraftError, TypeError, ValueError)
+_NO_LIMIT = 2**31
+_NO_IDS, _NO_PROBS = np.empty(0, np.int32), np.empty(0, np.float32)
+
+
+# --- commits ---------------------------------------------------------------------------------------------------------
+def commit_all(requests) -> list[Exception | None]:
+    """Commit to many sessions of one drafter, in order. requests: (session, tokens, candidates, hidden) each.
+
+    Returns for each what `Session.commit` would raise of the caller's mistakes, or None.
+    """
+    sessions = [request[0] for request in requests]
+    errors: list[Exception | None] = [None] * len(requests)
+    alone = len(requests) == 1 or len(set(sessions)) < len(sessions)
+    if alone or any(hidden is not None for *_, hidden in requests):
+        for i, (session, *rest) in enumerate(requests):
+            try:
+                session.commit(*rest)
+            except _MISTAKES as error:
+                errors[i] = error
+        return errors
+    with _holding([session._lock for session in sorted(sessions, key=_id)]):
+        batch = []
+        for i, (session, tokens, candidates, _) in enumerate(requests):
+            try:
+                session._ready()
+                batch.append((session, tokens, candidates))
+            except _MISTAKES as error:
+                errors[i] = error
+        joined = _joined(batch)
+        if joined is None:  # something is wrong or has to be converted: look at each by itself
+            batch = []
+            for i, (session, tokens, candidates, _) in enumerate(requests):
+                vocab_size = session._drafter.config.vocab_size
+                try:
+                    tokens = as_tokens(tokens, vocab_size)
+                    candidates = None if candidates is None else _own_candidates(candidates, vocab_size)
+                    if errors[i] is None:
+                        batch.append((session, tokens, candidates))
+                except _MISTAKES as error:
+                    errors[i] = errors[i] or error
+            joined = _joined(batch)
+        if batch:
+            _learn([session for session, *_ in batch], *joined)
+    return errors
+
+
+def _joined(batch) -> tuple | None:
+    """The commits as rows of an int64[n, 10], tokens, and the four arrays of candidates; None if anything is not right."""
+    rows, tokens, n_rows, n_ids, n_tokens, opinions = [], [], 0, 0, 0, []
+    for session, new, candidates in batch:
+        if type(new) is not np.ndarray or new.dtype != np.int32 or new.ndim != 1:
+            return None
+        height = width = 0
+        if candidates is not None:
+            if not (isinstance(candidates, Candidates) and candidates.regular):
+                return None
+            height, width = candidates.ids.shape
+            opinions.append(candidates)
+        end = n_tokens + len(new)
+        share_at = session._remembered + SHARE_LAG + SHARE_STEP
+        rows.append((n_tokens, end, n_rows, height, width, n_ids, share_at, session._tail, 0, -1))
+        tokens.append(new)
+        n_tokens, n_rows, n_ids = end, n_rows + height, n_ids + height * width
+    flat = np.concatenate(tokens) if tokens else _NO_IDS
+    if opinions:
+        last, previous = np.concatenate([c.tokens for c in opinions]), np.concatenate([c.previous for c in opinions])
+        ids = np.concatenate([c.ids.reshape(-1) for c in opinions])
+        probs = np.concatenate([c.probs.reshape(-1) for c in opinions])
+    else:
+        last, previous, ids, probs = _NO_IDS, _NO_IDS, _NO_IDS, _NO_PROBS
+    limit = batch[0][0]._drafter.config.vocab_size or _NO_LIMIT if batch else _NO_LIMIT
+    if not _sound(flat, last, previous, ids, probs, limit):
+        return None
+    return np.array(rows, np.int64).reshape(-1, 10), flat, last, previous, ids, probs
+
+
+def _learn(sessions: list[Session], commits, tokens, last, previous, ids, probs) -> None:
+    """Take in commits that are checked. The sessions' locks are held."""
+    namespaces = sorted({session._namespace for session in sessions}, key=_name)
+    with _holding([namespace.lock for namespace in namespaces]):
+        for session, rows in zip(sessions, commits[:, ROWS].tolist()):
+            if session._dense is not None:
+                session._dense.forget_key()
+            if rows:
+                session._namespace.ensure_recycling()
+                if len(session._recycled.keys) == 0:
+                    session._recycled = new_table(RECYCLED_ROWS)
+                    session._describe()
+        for namespace in namespaces:
+            namespace.publish()
+        owners, bundles = _owners(sessions, [session._proposal for session in sessions])
+        _, workspace = _workspace()
+        enabled, begin = sessions[0]._drafter.enabled, 0
+        while begin < len(sessions):
+            stop = learn_batch(owners, workspace, enabled, commits, begin, tokens, last, previous, ids, probs)
+            for session, position in zip(sessions[begin:], commits[begin : stop + 1, COPIED_FROM].tolist()):
+                if position >= 0:
+                    session._namespace.memory.touch(position)
+            if stop == len(sessions):
+                break
+            session, commit = sessions[stop], commits[stop]
+            if commit[DONE] < commit[END] - commit[BEGIN]:
+                session._trie = pt.grown(session._trie)
+                session._describe()
+                owners[2 * OWNERS * stop : 2 * OWNERS * stop + 2] = session._bundle.place
+                begin = stop
+            else:
+                namespace = session._namespace
+                shared = namespace.bundle
+                session._remember(session.length - SHARE_LAG)
+                namespace.publish()
+                if namespace.bundle is not shared:
+                    owners, bundles = _owners(sessions, [session._proposal for session in sessions])
+                begin = stop + 1
+        for session, tail in zip(sessions, commits[:, TAIL].tolist()):
+            session._tail = tail
+    del bundles  # the arrays were in use until here
+
+
+@kernel(allocates=False)
+def learn_batch(owners, workspace, enabled, commits, begin, tokens, last, previous, ids, probs):
+    """Learn the commits from `begin` on; returns where Python is needed, or their number.
+
+    Python is needed where `DONE` falls short of the tokens, as the session's trie is full, and after a commit that has
+    brought a session to `SHARE_AT`.
+    """
+    for i in range(begin, len(commits)):
+        commit = commits[i]
+        session, namespace = int64s(owners, OWNERS * i), int64s(owners, OWNERS * i + 1)
+        new = tokens[commit[BEGIN] : commit[END]]
+        commit[TAIL], commit[DONE] = learn_tokens(
+            session, namespace, int64s(owners, OWNERS * i + 2), workspace, int64s(owners, OWNERS * i + 3), enabled,
+            commit[TAIL], new, commit[DONE],
+        )  # fmt: skip
+        if commit[DONE] < len(new):
+            return i
+        row, rows, width, first = commit[ROW], commit[ROWS], commit[WIDTH], commit[ID]
+        if rows:
+            opinions = (
+                last[row : row + rows],
+                previous[row : row + rows],
+                ids[first : first + rows * width].reshape((rows, width)),
+                probs[first : first + rows * width].reshape((rows, width)),
+            )
+            learn_rows(recycling_at(session, 7), opinions[0], opinions[1], opinions[2], opinions[3])
+            learn_rows(recycling_at(namespace, 8), opinions[0], opinions[1], opinions[2], opinions[3])
+        state = state_at(session)
+        commit[COPIED_FROM] = state.pointers[0, MEMORY_POINTER]
+        if state.now[0] >= commit[SHARE_AT]:
+            return i
+    return len(commits)
+
+
+@kernel(allocates=False)
+def _sound(tokens, last, previous, ids, probs, limit):
+    """Whether all ids are in 0..limit-1 (`previous` may be -1) and all probabilities in 0..1."""
+    for token in tokens:
+        if not 0 <= token < limit:
+            return False
+    for row in range(len(last)):
+        if not (0 <= last[row] < limit and -1 <= previous[row] < limit):
+            return False
+    for i in range(len(ids)):
+        if not (0 <= ids[i] < limit and 0.0 <= probs[i] <= 1.0001):
+            return False
+    return True
+
+
+# --- drafts ----------------------------------------------------------------------------------------------------------
+def draft_all(requests, beside: Executor | None = None) -> list[DraftTree | Exception]:
+    """A tree for each of many sessions of one drafter. requests: (session, max_nodes, min_prob, proposal) each.
+
+    Returns the trees, or what `Session.draft` would raise of the caller's mistakes. `beside`: draft half of them there.
+    """
+    answers: list[DraftTree | Exception] = [DraftTree.empty()] * len(requests)
+    if len(requests) == 1:
+        session, *arguments = requests[0]
+        try:
+            return [session.draft(*arguments)]
+        except _MISTAKES as error:
+            return [error]
+    with _holding([session._lock for session in sorted({request[0] for request in requests}, key=_id)]):
+        batch = []
+        for i, (session, max_nodes, min_prob, proposal) in enumerate(requests):
+            config = session._drafter.config
+            try:
+                budget = as_count(config.max_nodes if max_nodes is None else max_nodes, MAX_BUDGET, "max_nodes")
+                floor = as_probability(config.min_prob if min_prob is None else min_prob, "min_prob")
+                session._ready()
+                session._propose(proposal)
+            except _MISTAKES as error:
+                answers[i] = error
+                continue
+            if budget:
+                if session._dense is not None and session._dense.waiting:
+                    session._search()
+                batch.append((i, session, budget, floor, session._proposal, session._origin()))
+        if batch:
+            places, sessions, budgets, floors, proposals, origins = zip(*batch)
+            for i, tree, origin in zip(places, _drafted(sessions, budgets, floors, proposals, beside), origins):
+                answers[i] = DraftTree(*tree, origin)
+    return answers
+
+
+def _drafted(sessions, budgets, floors, proposals, beside: Executor | None):
+    """(tokens, parents, probs, sources) for each session. Their locks are held."""
+    owners, bundles = _owners(sessions, proposals)
+    ends = np.cumsum(budgets)
+    room = int(ends[-1])
+    trees = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.float32), np.empty(room, np.uint8)
+    sizes, starts, budgets = np.empty(len(sessions), np.int64), ends - budgets, np.array(budgets, np.int64)
+    enabled, floors = sessions[0]._drafter.enabled, np.array(floors, np.float64)
+
+    def draft(begin: int, end: int) -> None:
+        _, workspace = _workspace()
+        draft_batch(owners, workspace, enabled, begin, end, budgets, floors, starts, sizes, *trees)
+
+    if beside is None or len(sessions) < WORTH_A_THREAD:
+        draft(0, len(sessions))
+    else:
+        middle = len(sessions) // 2
+        other_half = beside.submit(draft, middle, len(sessions))
+        draft(0, middle)
+        if other_half.cancel():  # that thread has not come to it
+            draft(middle, len(sessions))
+        else:
+            other_half.result()
+    del bundles  # the arrays were in use until here
+    return [
+        [array[start : start + size] for array in trees] for start, size in zip(starts.tolist(), sizes.tolist())
+    ]
+
+
+@kernel(allocates=False)
+def draft_batch(
+    owners, workspace, enabled, begin, end, budgets, floors, starts, sizes, tokens, parents, probs, sources
+):  # fmt: skip
+    """Draft for sessions begin..end-1; tree i goes to `tokens` etc. from `starts[i]` on, its number of nodes to `sizes`."""
+    work = _workspace_at(workspace)
+    for i in range(begin, end):
+        n = draft_tree(
+            int64s(owners, OWNERS * i), int64s(owners, OWNERS * i + 1), int64s(owners, OWNERS * i + 2), workspace,
+            int64s(owners, OWNERS * i + 3), enabled, budgets[i], floors[i],
+        )  # fmt: skip
+        sizes[i] = n
+        start = starts[i]
+        for node in range(n):
+            tokens[start + node], parents[start + node] = work.tokens[node], work.parents[node]
+            probs[start + node], sources[start + node] = work.probs[node], work.sources[node]
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+def _owners(sessions, proposals) -> tuple[np.ndarray, list]:
+    """Places of the bundles of all sessions, `OWNERS` each, as `int64s` takes them; and the bundles, to be held on to."""
+    bundles = []
+    for session, proposal in zip(sessions, proposals):
+        bundles += session._bundle, session._namespace.bundle, session._indexes.bundle, proposal
+    return np.array([bundle.place for bundle in bundles], np.int64).reshape(-1), bundles
+
+
+@contextlib.contextmanager
+def _holding(locks):
+    """With all `locks`, taken in the order given: everybody who takes several takes them in that order."""
+    held = []
+    try:
+        for lock in locks:
+            lock.acquire()
+            held.append(lock)
+        yield
+    finally:
+        for lock in held:
+            lock.release()
+
+
+def _id(session: Session) -> int:
+    return session.id
+
+
+def _name(namespace) -> str:
+    return namespace.name
