@@ -1,0 +1,150 @@
+"""A batch does what its sessions would do one after the other, bit for bit; and every error stays its session's own."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from redraft.retrieval import batch
+from redraft.retrieval.candidates import Candidates
+from redraft.retrieval.config import DraftConfig
+from redraft.retrieval.draft_tree import DraftTree
+from redraft.retrieval.drafter import Drafter
+from redraft.retrieval.errors import SessionClosedError
+
+VOCABULARY = 50
+ARRAYS = ("tokens", "parents", "probs", "sources")
+
+
+class OneByOne:
+    """A drafter's batch, done by the sessions themselves."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.open = drafter.open
+
+    def step(self, items):
+        for session, tokens, candidates, _, _ in items:
+            session.commit(tokens, candidates)
+        return [session.draft(proposal=proposal) for session, *_, proposal in items]
+
+
+class Batched:
+    """The same by `batch`, drafts on two threads."""
+
+    def __init__(self, drafter: Drafter, beside) -> None:
+        self.open, self.drafter, self.beside = drafter.open, drafter, beside
+
+    def step(self, items):
+        assert not any(self.drafter.commit_all([item[:4] for item in items]))
+        return self.drafter.draft_all([(session, None, None, proposal) for session, *_, proposal in items], self.beside)
+
+
+def phrases(rng: random.Random, length: int) -> list[int]:
+    """Text that repeats itself, so that there is much to draft."""
+    words = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(2, 9))] for _ in range(12)]
+    text: list[int] = []
+    while len(text) < length:
+        text += rng.choice(words)
+    return text[:length]
+
+
+def some_candidates(rng: random.Random, rows: int, width: int) -> Candidates | None:
+    if rng.random() < 0.3:
+        return None
+    ids = [[rng.randrange(VOCABULARY) for _ in range(width)] for _ in range(rows)]
+    probs = [[rng.random() for _ in range(width)] for _ in range(rows)]
+    tokens = [rng.randrange(VOCABULARY) for _ in range(rows)]
+    return Candidates.checked(tokens, [rng.randint(-1, 9) for _ in range(rows)], ids, probs, VOCABULARY)
+
+
+def play(drafter, seed: int, size: int = 12, steps: int = 60) -> list[DraftTree]:
+    """Long enough that tries grow, outputs join the memory while they are written, and old ones are forgotten."""
+    rng = random.Random(seed)
+    text = phrases(rng, 20_000)
+    sessions = [drafter.open(text[99 * i : 99 * i + rng.choice([0, 1, 150])], f"n{i % 3}") for i in range(size)]
+    trees = []
+    for _ in range(steps):
+        rng.shuffle(sessions)
+        items = []
+        for i, session in enumerate(sessions):
+            start = rng.randrange(10_000)
+            tokens = np.array(text[start : start + rng.choice([0, 1, 3, 12])], np.int32)
+            proposal = rng.choice([None, None, [1, 2, 3]])
+            items.append((session, tokens, some_candidates(rng, rng.randint(1, 4), rng.choice([4, 8])), None, proposal))
+        trees += drafter.step(items)
+    for session in sessions:
+        session.close()
+    return trees
+
+
+@pytest.mark.parametrize("memory", [0, 1500, 2_000_000])
+def test_the_same_trees_as_one_by_one(memory):
+    config = DraftConfig(vocab_size=VOCABULARY, memory_tokens=memory)
+    with ThreadPoolExecutor(1) as beside, Drafter(config) as one, Drafter(config) as other:
+        expected, got = play(OneByOne(one), memory), play(Batched(other, beside), memory)
+    assert sum(map(len, expected)) > 10_000
+    for tree, wanted in zip(got, expected, strict=True):
+        assert all(np.array_equal(getattr(tree, name), getattr(wanted, name)) for name in ARRAYS)
+
+
+def test_a_thread_that_is_at_something_else_is_not_waited_for():
+    with ThreadPoolExecutor(1) as beside, Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
+        sessions = [drafter.open([1, 2, 3, 1, 2, 3, 1]) for _ in range(batch.WORTH_A_THREAD)]
+        busy = threading.Event()
+        beside.submit(busy.wait, 60)
+        trees = drafter.draft_all([(session, 4, None, None) for session in sessions], beside)
+        busy.set()
+    assert all(tree.tokens[0] == 2 and len(tree) <= 4 for tree in trees)
+
+
+@pytest.mark.parametrize(
+    "tokens, candidates, error",
+    [
+        ([VOCABULARY], None, "too large"),
+        (np.array([3, -1], np.int32), None, "negative"),
+        ([0.5], None, "integer"),
+        ([[1]], None, "one-dimensional"),
+        ([1], [1], "redraft.Candidates"),
+        ([1], Candidates([1], [0], [[VOCABULARY]], [[0.5]]), "too large"),
+        ([1], Candidates([1], [0], [[2]], [[2.0]]), "between 0 and 1"),
+        ([1], Candidates([1, 2], [0], [[2]], [[0.5]]), "wanted shape"),
+    ],
+)
+def test_what_is_wrong_is_returned_and_the_others_go_on(tokens, candidates, error):
+    with Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
+        one, wrong, other = (drafter.open([1, 2, 1]) for _ in range(3))
+        got = drafter.commit_all([(one, [2], None, None), (wrong, tokens, candidates, None), (other, [7], None, None)])
+        assert got[0] is got[2] is None and error in str(got[1])
+        with pytest.raises(type(got[1])):
+            wrong.commit(tokens, candidates)
+        assert [session.tokens().tolist() for session in (one, wrong, other)] == [[1, 2, 1, 2], [1, 2, 1], [1, 2, 1, 7]]
+        with pytest.raises(type(got[1])):
+            drafter.step([(one, [1]), (wrong, tokens, candidates)])
+
+
+def test_a_closed_session_and_a_bad_budget_are_their_own():
+    with Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
+        one, closed, other = (drafter.open([1, 2, 1, 2, 1]) for _ in range(3))
+        closed.close()
+        got = drafter.commit_all([(one, [2], None, None), (closed, [2], None, None), (other, [2], None, None)])
+        assert got[0] is got[2] is None and isinstance(got[1], SessionClosedError)
+        got = drafter.draft_all([(one, None, None, None), (closed, None, None, None), (other, 513, None, None)])
+        assert got[0].tokens[0] == 1 and isinstance(got[1], SessionClosedError) and isinstance(got[2], ValueError)
+        assert len(drafter.draft_all([(one, 0, None, None), (other, 2, None, None)])[0]) == 0
+
+
+def test_a_session_twice_and_what_has_to_be_converted():
+    with Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
+        one, other = drafter.open([]), drafter.open([])
+        assert (
+            drafter.commit_all([(one, [1], None, None), (other, [5], None, None), (one, [2], None, None)]) == [None] * 3
+        )
+        loose = Candidates([1], [-1], [[3, 4]], [[0.5, 0.25]])  # lists, as somebody may write it
+        assert drafter.commit_all([(one, [3], loose, None), (other, (6,), None, None)]) == [None] * 2
+        assert one.tokens().tolist() == [1, 2, 3] and other.tokens().tolist() == [5, 6]
+        one.commit([1])
+        assert {2, 3, 4} <= set(one.draft().tokens.tolist())
