@@ -9,7 +9,7 @@ accepted and one bonus token with the target's top 8 at every node on the way, d
 through a `Drafter` without any server, in the same run and on the same text. Every tree that came through the server
 is compared with the in-process one.
 
-`bystander` is a single session's step while another client opens sessions with very long prompts, one after the other:
+`bystander` is a single session's step while a client in another process opens sessions with very long prompts, one after the other:
 reading them must not hold up anybody else. `start` is the time from the command to the first answer; `--cold` measures
 it with an empty compiler cache as well, which takes minutes.
 
@@ -26,7 +26,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -131,32 +130,36 @@ def measure_batches(client: DraftClient, text: np.ndarray, sizes: list[int], tok
     return figures
 
 
-def measure_bystander(address: str, text: np.ndarray, prompt: int, opens: int = 20) -> dict:
-    """A session's steps, undisturbed and while another client opens sessions with `prompt` tokens."""
+def open_sessions(address: str, prompt: int) -> None:
+    """The other client: opens 4 million tokens' worth of sessions and says how many milliseconds one took."""
+    text, seconds = source_words(2 * prompt), []
+    with DraftClient(address, CONFIG, timeout=60.0, open_timeout=60.0, require=True) as client:
+        print("opening", flush=True)
+        for row in range(4_000_000 // prompt):
+            tokens = text[row : row + prompt]
+            started = time.perf_counter()
+            with client.open(tokens) as session:
+                session.draft()
+            seconds.append(time.perf_counter() - started)
+    print(1000 * float(np.median(seconds)))
+
+
+def measure_bystander(address: str, text: np.ndarray, prompt: int) -> dict:
+    """A session's steps, undisturbed and while another process opens sessions with `prompt` tokens."""
     figures = {"prompt": prompt}
     with DraftClient(address, CONFIG, timeout=5.0, require=True) as client:
         quiet, _ = run_batch(client, [text[: PROMPT + 20_000]], 400)
         figures["undisturbed"] = percentiles(quiet)
-        done = threading.Event()
-        seconds = []
-
-        def open_sessions() -> None:
-            with DraftClient(address, CONFIG, timeout=60.0, open_timeout=60.0, require=True) as other:
-                for row in range(opens):
-                    started = time.perf_counter()
-                    with other.open(np.roll(text, row)[:prompt]) as session:
-                        session.draft()
-                    seconds.append(time.perf_counter() - started)
-            done.set()
-
-        opener = threading.Thread(target=open_sessions)
-        opener.start()
+        opener = subprocess.Popen(
+            [sys.executable, __file__, "--open", address, str(prompt)], stdout=subprocess.PIPE, text=True
+        )
+        assert opener.stdout.readline() == "opening\n"
         disturbed = [quiet[:0]]
-        while not done.is_set():
+        while opener.poll() is None:
             disturbed.append(run_batch(client, [text[: PROMPT + 20_000]], 50)[0])
-        opener.join()
+        milliseconds = float(opener.stdout.read())
         figures["disturbed"] = percentiles(np.concatenate(disturbed))
-        figures["open_milliseconds"] = round(1000 * float(np.median(seconds)), 1)
+        figures["open_milliseconds"] = round(milliseconds, 1)
     return figures
 
 
@@ -184,8 +187,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], metavar="N", help="batch sizes")
     parser.add_argument("--tokens", type=int, default=20_000, metavar="N", help="steps times sessions, about")
     parser.add_argument("--cold", action="store_true", help="also start a server with an empty compiler cache")
+    parser.add_argument("--open", nargs=2, metavar=("ADDRESS", "TOKENS"), help="be the client that opens long sessions")
     parser.add_argument("--record", action="store_true", help=f"write {RECORDS.name}/round_trip-DATE.json")
     args = parser.parse_args()
+    if args.open:
+        open_sessions(args.open[0], int(args.open[1]))
+        return
 
     record = provenance("grpcio", "protobuf")
     text = source_words(400_000)
