@@ -181,13 +181,13 @@ def main() -> None:
     args = parser.parse_args()
 
     documents = python_source(args.tokenizer, args.tokens + 200_000, kept=args.kept)
+    text = np.concatenate(documents[: len(documents) // 2])[:PEER_TOKENS]
     random.Random(0).shuffle(documents)  # neighbours in a folder are copies of each other more often
     held_out, size = [], 0
     while size < 100_000:
         held_out.append(documents.pop())
         size += len(held_out[-1])
     build(documents[:20])  # compiles
-    text = np.concatenate(documents[: len(documents) // 2])[:PEER_TOKENS]
     figures = {
         "beside_arctic": beside_arctic(text, args.rounds),
         "streams": {name: on_stream(make) for name, make in STREAMS.items()},
