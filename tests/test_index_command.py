@@ -277,7 +277,7 @@ def test_killed_builds_resume_and_end_in_the_same_bytes(tmp_path, corpus, tokeni
     build = ["index", "build", corpus, "--tokenizer", tokenizer, "--force", "-o"]
     assert finish(start(*build, undisturbed))[0] == 0
     rng, killed = random.Random(2), 0
-    for more_parts in (0, 2, 1, 3, 0, 5):  # at a random moment after so many more of the parts are there
+    for more_parts in rng.choices((0, 0, 1, 2, 3), k=20):  # at a random moment after so many more of the parts are there
         wanted = len(list(work.glob("part-*.json"))) + more_parts
         process = start(*build, index)
         wait_for(lambda: process.poll() is not None or len(list(work.glob("part-*.json"))) >= wanted)  # noqa: B023
@@ -290,7 +290,7 @@ def test_killed_builds_resume_and_end_in_the_same_bytes(tmp_path, corpus, tokeni
     code, err = finish(start(*build, index))
     assert code == 0, err
     assert content(index) == content(undisturbed)
-    assert killed > 0
+    assert killed >= 10, killed
     assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "a.index", "b.index"}
 
 
