@@ -167,6 +167,26 @@ def test_a_drafter_slower_than_the_target_is_left_alone(monkeypatch):
     assert used.count(-1) == 0
 
 
+def test_a_single_stall_is_not_what_drafts_cost(monkeypatch):
+    """Kernels that are compiled: a thousand steps' time, and drafting goes on soon after."""
+    clock = Clock(monkeypatch)
+    sizer = a_sizer(measured(REAL))
+    drive(sizer, clock, REAL, chain_tree(16, 0.9), lambda n: 0, 1)
+    drive(sizer, clock, REAL, chain_tree(16, 0.9), lambda n: min(n, 1), 1, drafting=1000.0)
+    used = drive(sizer, clock, REAL, chain_tree(16, 0.9), lambda n: min(n, 3), 300)
+    assert used.count(-1) < 260 and used[-1] > 0
+
+
+def test_a_closed_gate_is_probed_at_growing_distances(monkeypatch):
+    clock = Clock(monkeypatch)
+    cheap = {0: 1.0, 3: 1.02, 31: 4.0}
+    sizer = a_sizer(measured(cheap))
+    used = drive(sizer, clock, cheap, chain_tree(32, 0.02), lambda n: 0, 400)
+    asked = [step for step, nodes in enumerate(used) if nodes >= 0]
+    assert asked == [0, 1, 2, 3, 12, 29, 62, 127, 192, 257, 322, 387]
+    assert {used[step] for step in asked[:4]} == {0} and {used[step] for step in asked[4:]} == {3}
+
+
 def test_drafting_comes_back_when_it_pays_again(monkeypatch):
     clock = Clock(monkeypatch)
     sizer = a_sizer(measured(STEEP))
