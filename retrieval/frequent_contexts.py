@@ -1,14 +1,14 @@
 """The frequent contexts of a suffix array, written out: what a draft asks of a large corpus most often.
 
-Contexts of up to eight tokens that occur at least 128 times are few (one for 250 tokens of text), and nearly every place
-of a draft asks for one: its second and third levels always do. By binary search each costs dozens of cache misses, and
+Contexts of up to eight tokens that occur at least 65 times are few (one for 130 tokens of text), and nearly every place
+of a draft asks for some: its second and third levels mostly do. By binary search each costs dozens of cache misses, and
 counting its successors over a million rows even more, the more the larger the corpus. So these contexts have what is
 asked of them written out when the index is built: the rows, the exact counts of the eight most frequent next tokens, the
 context with one token more, and the one with fewer. It is the top of the suffix tree, without its compressed edges and
 with suffix links (E. Ukkonen, 1995); rarer contexts are left to the array, where an interval is a few cache lines.
 
 Cost: a step is a scan of eight tokens, whatever the size of the corpus; 28 bytes for each context and 12 for each edge,
-half a byte per token of the corpus. Found in one pass over the sorted rows (`frequent_contexts_build`).
+0.7 bytes per token of the corpus. Found in one pass over the sorted rows (`frequent_contexts_build`).
 """
 
 from __future__ import annotations
