@@ -19,7 +19,7 @@ class Contender(Protocol):
         """What tables and records call it."""
 
     def make(self):
-        """A fresh drafter: empty memory, untrained tables."""
+        """A fresh drafter: empty memory, the tables of a new namespace."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Workloads by contenders: each workload from an empty memory and untrained tables, as one result row each."""
+"""Workloads by contenders: each workload with a fresh drafter, as one result row each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Force recorded outputs of real models through the drafter and measure: tokens per step, nodes, honesty, time.
 
 TRACES is a trace file or a folder of them (gzip-compressed JSON lines with `prompt`, `output`, `continues`). Every
-workload starts from an empty memory and untrained tables; the first output token of an item is free. `tokens/step`
+workload starts with a fresh drafter, empty memory and all; the first output token of an item is free. `tokens/step`
 counts the bonus token; `no loops` leaves out the steps that start inside a repetition loop; `ECE` is the expected
 calibration error of the probabilities over visited nodes; times are microseconds, per call for drafts (p50, p99) and
 per token for commit, open and close.
