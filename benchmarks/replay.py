@@ -39,7 +39,7 @@ from redraft.replay.traces import RememberedTokenizer, trace_files
 from redraft.retrieval.config import DraftConfig
 
 # Least path probability of a node, for the curves; the most nodes are 64 there.
-_THRESHOLDS = (0.4, 0.25, 0.22, 0.2, 0.12, 0.07, 0.04, 0.02, 0.01, 0.005)
+_THRESHOLDS = (0.4, 0.2, 0.16, 0.12, 0.07, 0.04, 0.02, 0.01, 0.005)
 _CURVE_NODES = 64
 # Arctic's trees grow with the factor; at every size this gives it more tokens than raising min_token_prob or
 # lowering max_spec_tokens does.

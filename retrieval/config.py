@@ -16,7 +16,8 @@ class DraftConfig:
     Attributes:
         vocab_size: ids are 0..vocab_size-1; None accepts any non-negative int32.
         max_nodes: draft budget, the most nodes in one tree (1 to 512).
-        min_prob: a node is drafted only if its estimated path probability reaches this (0 = fill the budget).
+        min_prob: a node is drafted only if its estimated path probability, less 5 % for each level (deep nodes are easily
+            over-rated), reaches this (0 = fill the budget).
         memory_tokens: how many tokens of earlier outputs a namespace remembers; the oldest unused go first. 0 = none.
         prompt_tokens: the same for earlier prompts, in a memory of their own; 0, the default: they are not remembered. Worth
             it where prompts bring what later outputs copy and later prompts leave out, such as files or records.

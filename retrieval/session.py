@@ -136,7 +136,7 @@ class Session:
 
         Args:
             max_nodes: draft budget of this call, 0 to 512 (default: the drafter's).
-            min_prob: what a node must be worth, as path probability (default: the drafter's).
+            min_prob: what a node must be worth, as `DraftConfig.min_prob` (default: the drafter's).
             proposal: the caller's own draft, a DraftTree or a chain of token ids; merged with everything else.
         Raises SessionClosedError, ValueError, TypeError.
         """

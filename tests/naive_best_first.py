@@ -30,7 +30,7 @@ def best_first(probe, max_nodes, min_prob=0.0):
         for token, _, _, score, source in probe.evaluate(node + 1, most):
             prob = above * score
             rank = prob * DISCOUNT**depth
-            if rank >= NEGLIGIBLE / max_nodes and prob >= min_prob:
+            if rank >= NEGLIGIBLE / max_nodes and rank >= min_prob:
                 opened_before = expand.count = expand.count + 1
                 heapq.heappush(opened, (-rank, opened_before, token, node, prob, source, depth))
 
