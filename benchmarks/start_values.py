@@ -4,8 +4,10 @@
 
 Answers six prompts of each task of Spec-Bench, which the live benchmarks never ask, with 32 nodes a step, beginning with
 the rough values by formula. What the namespace has then learned of evidence is kept: how far each cell and each kind of
-evidence can be trusted. What it has learned of tokens (track records, weights by the last tokens, memory) is not. To be
-run again whenever the layout in `retrieval/evidence.py` changes; takes some five minutes.
+evidence can be trusted. What it has learned of tokens (track records, weights by the last tokens, memory) is not, and
+neither is what all candidates share (weights by situation, ages): a caller's draft or an index, which were not there,
+would be disbelieved for it. To be run again whenever the layout in `retrieval/evidence.py` changes; takes some five
+minutes.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def main() -> int:
 def save(learned: tables.Model) -> None:
     begin = tables.formula_model()
     of_evidence = learned.cells[: ev.TRACK_RECORD_CELLS]
-    touched = np.flatnonzero((of_evidence != begin.cells[: ev.TRACK_RECORD_CELLS]).any(axis=1))
+    changed = (of_evidence != begin.cells[: ev.TRACK_RECORD_CELLS]).any(axis=1)
+    changed[ev.AGE_CELLS : ev.RECYCLED_PAIR_CELLS] = False
+    touched = np.flatnonzero(changed)
     np.savez_compressed(
         START_VALUES,
         n_cells=np.int32(ev.TRACK_RECORD_CELLS),
@@ -62,7 +66,7 @@ def save(learned: tables.Model) -> None:
         rates=of_evidence[touched, tables.RATE].astype(np.float16),
         trials=np.minimum(of_evidence[touched, tables.TRIALS], MOST_TRIALS).astype(np.float16),
         biases=of_evidence[touched, tables.BIAS].astype(np.float16),
-        weights=learned.weights[: ev.LAST_ROWS].astype(np.float16),
+        weights=learned.weights[: ev.N_SETS].astype(np.float16),
     )
 
 

@@ -38,6 +38,7 @@ OWNERS = 4  # bundles listed per session: its own, its namespace's, the indexes'
 # Columns of a commit: its tokens, its rows of candidates and their ids in the joined arrays, the length at which output
 # joins the memory; and what the kernel says: the last token's position, tokens learned, position in the memory copied from.
 BEGIN, END, ROW, ROWS, WIDTH, ID, SHARE_AT, TAIL, DONE, COPIED_FROM = range(10)
+AT_ONCE = 16  # commits under one lock
 WORTH_A_THREAD = 8  # drafts: the hop to another thread and back takes as long as one or two
 _MISTAKES = (RedraftError, TypeError, ValueError)
 _NO_LIMIT = 2**31
@@ -48,8 +49,16 @@ _NO_IDS, _NO_PROBS = np.empty(0, np.int32), np.empty(0, np.float32)
 def commit_all(requests) -> list[Exception | None]:
     """Commit to many sessions of one drafter, in order. requests: (session, tokens, candidates, hidden) each.
 
-    Returns for each what `Session.commit` would raise of the caller's mistakes, or None.
+    Returns for each what `Session.commit` would raise of the caller's mistakes, or None. Locks are held for `AT_ONCE`
+    commits at a time, some half a millisecond, so that another session of the namespace waits no longer than that.
     """
+    errors = []
+    for begin in range(0, len(requests), AT_ONCE):
+        errors += _commit_some(requests[begin : begin + AT_ONCE])
+    return errors
+
+
+def _commit_some(requests) -> list[Exception | None]:
     sessions = [request[0] for request in requests]
     errors: list[Exception | None] = [None] * len(requests)
     alone = len(requests) == 1 or len(set(sessions)) < len(sessions)

@@ -8,8 +8,8 @@ each of the last two tokens: after some tokens much is certain, after others (a 
 `blend.py` reads and teaches these tables, 1.1 MB.
 
 A new namespace does not begin with nothing: rough values by formula, and over them what was learned in 36 answers of a
-small chat model, `start_values.npz` (made by `benchmarks/start_values.py`; it holds no token ids). Over the first twelve
-answers of other prompts that is worth 5 % in tokens per step.
+small chat model, `start_values.npz` (made by `benchmarks/start_values.py`; it holds no token ids). What all candidates
+share, weights by situation and ages, is left out of it: there was no caller's draft and no index to learn them with.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def _start() -> Model:
     cells, weights = formula_model()
     with (resources.files(__package__) / "start_values.npz").open("rb") as file:
         learned = np.load(file)
-        touched, by_row = learned["cells"], learned["weights"]
-        if by_row.shape != (ev.LAST_ROWS, ev.N_SLOTS + 1) or int(learned["n_cells"]) != ev.TRACK_RECORD_CELLS:
+        touched, by_set = learned["cells"], learned["weights"]
+        if by_set.shape != (ev.N_SETS, ev.N_SLOTS + 1) or int(learned["n_cells"]) != ev.TRACK_RECORD_CELLS:
             raise ValueError("start_values.npz is of another layout of evidence: run benchmarks/start_values.py again")
         cells[touched, RATE], cells[touched, TRIALS] = learned["rates"], learned["trials"]
         cells[touched, BIAS] = learned["biases"]
     cells[touched, STRENGTH] = _logit(cells[touched, RATE])
-    weights[: ev.LAST_ROWS] = by_row
+    weights[: ev.N_SETS] = by_set
     return Model(cells, weights)
 
 

@@ -61,7 +61,7 @@ def some_candidates(rng: random.Random, rows: int, width: int) -> Candidates | N
     return Candidates.checked(tokens, [rng.randint(-1, 9) for _ in range(rows)], ids, probs, VOCABULARY)
 
 
-def play(drafter, seed: int, size: int = 12, steps: int = 60) -> list[DraftTree]:
+def play(drafter, seed: int, size: int = 20, steps: int = 40) -> list[DraftTree]:
     """Long enough that tries grow, outputs join the memory while they are written, and old ones are forgotten."""
     rng = random.Random(seed)
     text = phrases(rng, 20_000)

@@ -19,7 +19,7 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.dense_search import DenseSearch
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.drafter import Drafter
-from redraft.retrieval.neighbours import LENGTH, put
+from redraft.retrieval.neighbours import CURSORS, LENGTH, put
 
 
 def assert_same_evidence(found, ballot, scores):
@@ -94,7 +94,12 @@ def find_neighbours(rng, engine, twin, letters):
         tokens = (text[begin:] if rng.random() < 0.5 else some_tokens(rng, letters, 40))[:LENGTH]
         found.append((similarity, np.array(tokens, np.int32)))
     own, confidence = bool(rng.integers(0, 2)), float(rng.random())
-    columns = put(engine._dense.neighbours, own, found, confidence, engine.length)
+    found = found[:CURSORS]
+    continuations = np.full((len(found), LENGTH), -1, np.int32)
+    for row, (_, tokens) in zip(continuations, found):
+        row[: len(tokens)] = tokens
+    nearness = np.array([similarity for similarity, _ in found], np.float32)
+    columns = put(engine._dense.neighbours, own, nearness, continuations, confidence, engine.length)
     engine._follow_neighbours(own, columns)
     twin.find(own, [(similarity, tokens.tolist()) for similarity, tokens in found], confidence)
 

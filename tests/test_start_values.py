@@ -17,7 +17,7 @@ def test_it_begins_with_what_was_learned_and_with_formulas_elsewhere():
     np.testing.assert_allclose(
         start.cells[1:, model.STRENGTH], model._logit(start.cells[1:, model.RATE].astype(float)), rtol=1e-3, atol=1e-3
     )
-    assert not start.weights[ev.LAST_ROWS :].any()  # nothing of particular tokens
+    assert not start.weights[ev.N_SETS :].any()  # nothing of situations and of particular tokens
 
 
 def test_namespaces_do_not_share_their_tables():
