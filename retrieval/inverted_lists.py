@@ -129,7 +129,7 @@ def _keep(similarities, found, filled, similarity, place):
     return min(filled + 1, len(found))
 
 
-@numba.njit(fastmath=True, nogil=True, error_model="numpy", forceinline=True)
+@numba.njit(fastmath={"contract", "nsz", "reassoc"}, nogil=True, error_model="numpy", forceinline=True)
 def _dot(left, right):
     """The inner product of two arrays of one length, in any order of adding, which is what makes vectors possible."""
     total = np.float32(0.0)

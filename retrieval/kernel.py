@@ -2,7 +2,7 @@
 
 ``@kernel`` (entry points) and ``@inner`` (their parts) are ``numba.njit`` with the choices that hold everywhere here: ``nogil`` (other sessions go on while one
 is served), ``cache`` (compiled once per machine, not once per process), NumPy's division rules, no ``fastmath`` (but for
-the inner product of `inverted_lists`, where the order of adding does not matter).
+the inner product of `inverted_lists`, which may add in any order).
 
 Numba decides at import where its cache lives and fails there when neither the package's folder nor the home
 directory can be written (a read-only container, say). Such a process gets a cache in the temporary directory, and

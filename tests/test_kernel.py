@@ -111,7 +111,8 @@ def test_every_kernel_lets_other_threads_run():
     assert len(kernels) > 20 or os.environ.get("NUMBA_DISABLE_JIT") == "1"
     for function in kernels:
         assert function.targetoptions["nogil"] and not function.targetoptions.get("parallel"), function
-        assert not function.targetoptions.get("fastmath"), function
+        # sums may be taken in any order and fused with products where a kernel says so; no value is taken for impossible
+        assert set(function.targetoptions.get("fastmath") or ()) <= {"contract", "nsz", "reassoc"}, function
 
 
 def test_each_entry_point_is_compiled_for_one_kind_of_call():
