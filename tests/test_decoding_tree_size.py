@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 from scripted_drafter import ScriptedDrafter, count_up, knows, tree_of
 from test_decoding import adversary, reference
 from tiny_models import random_prompts, tiny_llama, tiny_model
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from redraft.decoding import tree_size
+from redraft.decoding import first_costs, tree_size
 from redraft.decoding.generate import generate
 from redraft.decoding.pruning import best_nodes, not_deeper
+from redraft.decoding.stats import GenerationStats
 from redraft.decoding.step_cost import StepCost, cost_of, sizes_to_try
+from redraft.decoding.target_model import TargetModel
 from redraft.decoding.tree_size import TreeSizer, Trust
 
 FLAT = {0: 1.0, 3: 1.0, 7: 1.01, 15: 1.02, 31: 1.03}
@@ -38,9 +43,9 @@ def a_sizer(cost: StepCost) -> TreeSizer:
 class Clock:
     """Stands in for the time module: a step takes what the test says."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, module=tree_size):
         self.now = 0.0
-        monkeypatch.setattr(tree_size, "time", self)
+        monkeypatch.setattr(module, "time", self)
 
     def perf_counter(self):
         return self.now
@@ -286,7 +291,9 @@ def test_first_forwards_of_a_shape_and_disturbed_ones_do_not_count():
 
 def test_rounds_come_back_and_follow_a_machine_that_has_changed():
     cost = measured(STEEP)
-    for _ in range(3):
+    for _ in range(4):
+        round_of(cost, STEEP)
+    for _ in range(3):  # of the last five rounds the median counts
         steps = 0
         while cost.tried(1, 200) is None:
             cost.observe(1, 200, 8, 1.0)
@@ -304,11 +311,29 @@ def test_a_new_context_length_and_batch_start_from_their_neighbours():
     np.testing.assert_allclose(cost.seconds(8, 200, np.array([8, 32])), [1, 1.5])
     assert sizes_to_try(1)[:5] == [1, 8, 16, 32, 4] and sizes_to_try(8)[:4] == [8, 16, 24, 32]
     for _ in range(128):
-        for rows, context in ((1, 5000), (8, 200), (2, 200), (3, 200)):
+        for rows, context in ((1, 5000), (8, 200), (2, 200), (3, 200), (2, 5000)):
             assert cost.tried(rows, context) is None
             cost.observe(rows, context, rows, 1.0)
     assert cost.tried(1, 5000) == [] and cost.tried(8, 200) == []
     assert cost.tried(2, 200) is None and cost.tried(3, 200) == []
+    assert cost.tried(2, 5000) == []  # a single sequence was measured elsewhere only
+
+
+def test_of_several_curves_the_nearest_stands_in():
+    cost = StepCost()
+    for context, most in ((100_000, 9.0), (200, 2.0), (5000, 4.0)):
+        cost.add_round(1, context, {1: 1.0, 32: most})
+    for context, most in ((200, 2.0), (500, 2.0), (5000, 4.0), (10_000, 4.0), (60_000, 9.0)):
+        assert cost.seconds(1, context, np.array([32])) == [most]
+
+
+def test_a_round_without_a_tree_is_not_over():
+    cost = measured(STEEP)
+    while cost.tried(1, 200) is None:
+        cost.observe(1, 200, 8, 1.0)
+    cost.observe(1, 200, 1, 1.0)
+    cost.end_round(1, 200)
+    assert cost.tried(1, 200) == [1]
 
 
 def test_short_trees_are_measured_too(monkeypatch):
@@ -332,6 +357,35 @@ def test_the_first_costs_of_a_model_are_measured_once():
     known = cost_of(model).seconds(1, 128, np.array([1, 2, 4, 8, 16, 32]))
     assert known[0] == 1 and 0.3 < known.min() and known.max() < 60 and len(set(known)) == 6
     assert generate(model, prompt, drafter, max_new_tokens=5).stats.seconds["costs"] == 0
+
+
+@pytest.mark.parametrize(("unit", "passes"), [(0.001, 4), (0.02, 2)])
+def test_first_costs_are_the_shortest_of_some_passes(monkeypatch, unit, passes):
+    """Three passes after that which makes kernels, or what a second has room for. The last of four is disturbed."""
+    calls = Counter()
+
+    class Timed(TargetModel):
+        def verify(self, cache, roots, trees):
+            entries = 1 + len(trees[0])
+            slow = {0: 50, 3: 1 + (entries == 8)}.get(calls[entries], 1)
+            calls[entries] += 1
+            clock.now += unit * slow * (1 + 0.1 * entries)
+            return super().verify(cache, roots, trees)
+
+    clock = Clock(monkeypatch, first_costs)
+    target, cost = Timed(tiny_llama()), StepCost()
+    with target.decoding(GenerationStats()):
+        calls.clear()  # the trial's
+        first_costs.measure_costs(target, cost)
+    assert set(calls.values()) == {passes} and len(calls) == 6
+    np.testing.assert_allclose(cost.seconds(1, 128, np.array([1, 8, 32])), [1, 1.8 / 1.1, 4.2 / 1.1])
+
+
+def test_first_costs_of_a_model_with_few_positions():
+    config = GPT2Config(vocab_size=64, n_positions=64, n_embd=32, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
+    model = GPT2LMHeadModel(config).eval()
+    stats = generate(model, random_prompts(1)[0], ScriptedDrafter(count_up), max_new_tokens=5).stats
+    assert stats.seconds["costs"] > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
