@@ -60,6 +60,12 @@ def test_the_ring_holds_the_latest_states_and_goes_back():
             assert ring.since(2)[1].tolist() == sorted(p for p in kept if p >= 2)
 
 
+def test_of_equal_states_the_latest_come_first():
+    ring, key = StateRing(4, DIMENSION), unit(np.random.default_rng(1))
+    ring.add(np.tile(key, (6, 1)), np.ones(6, np.int32), 0)
+    assert ring.search(key, 1, 5, 2)[1].tolist() == [4, 3]
+
+
 # --- The memory ------------------------------------------------------------------------------------------------------
 
 

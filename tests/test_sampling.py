@@ -342,3 +342,15 @@ def test_penalties_follow_each_nodes_own_path():
             if not options:
                 theirs = model.generate(prompt, do_sample=False, max_new_tokens=24, repetition_penalty=1.8)
                 assert torch.equal(plain, theirs)
+
+
+def test_processors_that_know_rows_see_each_row_as_its_own():
+    def only_ten_and_row(ids, scores):
+        for row, own in enumerate(scores):
+            own[torch.arange(len(own)) != 10 + row] = -torch.inf
+        return scores
+
+    prompt = random_prompts(1)[0]
+    options = {"max_new_tokens": 5, "logits_processor": LogitsProcessorList([only_ten_and_row])}
+    written = generate(tiny_model("llama"), prompt.repeat(3, 1), ScriptedDrafter(), **options).sequences
+    assert written[:, prompt.shape[1] :].tolist() == [[10 + row] * 5 for row in range(3)]
