@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 
 from redraft.retrieval.draft_tree import Source
+from redraft.retrieval.tokens import as_probability
 
 __all__ = ["DraftConfig"]
 
@@ -37,15 +39,20 @@ class DraftConfig:
     disabled: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.vocab_size is not None and not 1 <= self.vocab_size <= 2**31 - 1:
-            raise ValueError(f"vocab_size: wanted 1..2147483647 or None, got {self.vocab_size}")
-        if not 1 <= self.max_nodes <= 512:
-            raise ValueError(f"max_nodes: wanted 1..512, got {self.max_nodes}")
-        if not 0 <= self.min_prob < 1:
-            raise ValueError(f"min_prob: wanted 0 <= min_prob < 1, got {self.min_prob}")
+        if self.vocab_size is not None:
+            self._check_count("vocab_size", 1, 2**31 - 1)
+        self._check_count("max_nodes", 1, 512)
         for name in ("memory_tokens", "prompt_tokens", "dense_keys"):
-            if not 0 <= getattr(self, name) <= 2**30:
-                raise ValueError(f"{name}: wanted 0..1073741824, got {getattr(self, name)}")
+            self._check_count(name, 0, 2**30)
+        if not as_probability(self.min_prob, "min_prob") < 1:
+            raise ValueError(f"min_prob: wanted 0 <= min_prob < 1, got {self.min_prob}")
         unknown = sorted({self.disabled} if isinstance(self.disabled, str) else set(self.disabled) - set(Source.NAMES))
         if unknown:
             raise ValueError(f"disabled: wanted a set of names out of {', '.join(Source.NAMES)}, got {unknown}")
+
+    def _check_count(self, name: str, least: int, most: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name}: wanted a whole number, got {value!r}")
+        if not least <= value <= most:
+            raise ValueError(f"{name}: wanted {least}..{most}, got {value}")

@@ -311,7 +311,8 @@ class Session:
             self.closed = True
             with self._namespace.lock:
                 self._remember(self._final_length)
-                self._namespace.prompts.append(self.id, self._trie.text[: self._prompt_length].copy())
+                if self._drafter.config.prompt_tokens:
+                    self._namespace.prompts.append(self.id, self._trie.text[: self._prompt_length].copy())
                 if self._dense is not None:
                     begin = max(self._prompt_length - PROMPT_TAIL, 0)
                     keys, positions = self._dense.ring.since(self._prompt_length)

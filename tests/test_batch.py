@@ -72,7 +72,7 @@ def play(drafter, seed: int, size: int = 20, steps: int = 40) -> list[DraftTree]
         items = []
         for i, session in enumerate(sessions):
             start = rng.randrange(10_000)
-            tokens = np.array(text[start : start + rng.choice([0, 1, 3, 12])], np.int32)
+            tokens = np.array(text[start : start + rng.choice([0, 1, 3, 40])], np.int32)
             proposal = rng.choice([None, None, [1, 2, 3]])
             items.append((session, tokens, some_candidates(rng, rng.randint(1, 4), rng.choice([4, 8])), None, proposal))
         trees += drafter.step(items)
@@ -124,6 +124,31 @@ def test_what_is_wrong_is_returned_and_the_others_go_on(tokens, candidates, erro
         assert [session.tokens().tolist() for session in (one, wrong, other)] == [[1, 2, 1, 2], [1, 2, 1], [1, 2, 1, 7]]
         with pytest.raises(type(got[1])):
             drafter.step([(one, [1]), (wrong, tokens, candidates)])
+
+
+def test_what_a_session_of_a_batch_copies_from_is_not_forgotten_first():
+    passages = np.random.default_rng(3).permutation(400).astype(np.int32).reshape(4, 100)
+    with Drafter(DraftConfig(memory_tokens=220)) as drafter:
+        for passage in passages[:2]:
+            with drafter.open([]) as session:
+                session.commit(passage)
+        copying, beside = drafter.open(passages[0, :10]), drafter.open([], "elsewhere")
+        assert drafter.commit_all([(copying, passages[0, 10:50], None, None), (beside, passages[3], None, None)]) == [None] * 2
+        with drafter.open([]) as session:
+            session.commit(passages[2, :60])
+        for passage, known in zip(passages[:2], (True, False)):
+            with drafter.open(passage[2:8]) as session:
+                assert (passage[8] in session.draft().tokens) == known
+
+
+def test_errors_of_a_batch_that_is_taken_in_by_parts():
+    n = 2 * batch.AT_ONCE + 3
+    with Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
+        sessions = [drafter.open([1]) for _ in range(n)]
+        wrong = {0, batch.AT_ONCE, n - 1}
+        got = drafter.commit_all([(session, [-1 if i in wrong else 2], None, None) for i, session in enumerate(sessions)])
+        assert {i for i, error in enumerate(got) if error is not None} == wrong and len(got) == n
+        assert [session.length for session in sessions] == [1 if i in wrong else 2 for i in range(n)]
 
 
 def test_a_closed_session_and_a_bad_budget_are_their_own():

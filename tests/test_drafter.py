@@ -157,6 +157,10 @@ def test_earlier_prompts_are_remembered_where_that_was_asked_for():
     memory = drafter._namespaces["default"].prompts
     assert not known(drafter, prompts[1]) and known(drafter, prompts[4]) and 400 < memory.n_tokens <= 500
     assert drafter.forget("default") and not known(drafter, prompts[4]) and memory.n_tokens <= 10
+    prompts_alone = Drafter(DraftConfig(vocab_size=1000, memory_tokens=0, prompt_tokens=2000))
+    for prompt in prompts:
+        prompts_alone.open(prompt).close()
+    assert all(known(prompts_alone, prompt) for prompt in prompts)
 
 
 def test_a_copy_out_of_a_memory_that_is_forgotten_meanwhile():

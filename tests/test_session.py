@@ -155,6 +155,15 @@ def test_settings_that_cannot_be(settings):
         DraftConfig(**settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"vocab_size": "60"}, {"max_nodes": 2.5}, {"prompt_tokens": None}, {"dense_keys": True}, {"min_prob": "0.5"}],
+)
+def test_settings_of_another_type_are_refused(settings):
+    with pytest.raises(TypeError, match=rf"{next(iter(settings))}: wanted .*, got {next(iter(settings.values()))!r}"):
+        DraftConfig(**settings)
+
+
 def test_a_closed_session_says_so():
     drafter, session = begun()
     length = session.length
