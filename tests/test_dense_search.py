@@ -13,6 +13,7 @@ from test_index_directory import write as write_corpus
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.dense_index import open_dense
 from redraft.retrieval.dense_memory import DenseMemory
+from redraft.retrieval.dense_search import DenseSearch
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.errors import IndexFormatError
@@ -139,6 +140,17 @@ def test_searching_and_adding_do_not_meet():
 
 
 # --- Sessions --------------------------------------------------------------------------------------------------------
+
+
+def test_neither_this_moment_nor_the_next_output_is_found():
+    search, keys, text = DenseSearch(DIMENSION), unit(np.random.default_rng(3), 5), np.array([1, 2, 1, 2, 1], np.int32)
+    memory = DenseMemory(100)
+    for owner, output in enumerate(([1, 5], [7, 8])):
+        memory.append(owner, np.array(output, np.int32), keys[:2], np.arange(2))
+    search.take(keys, text, 5)
+    assert search.own(text) == 0b11 << CURSORS  # positions 0 and 2
+    assert search.stores(text, None, memory) == 1
+    assert search.neighbours.tokens[0].tolist() == [5] + [-1] * (LENGTH - 1)
 
 
 @pytest.fixture
