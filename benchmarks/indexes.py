@@ -51,7 +51,8 @@ from redraft.replay.traces import RememberedTokenizer, load_workload, trace_file
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.drafter import Drafter
-from redraft.retrieval.frozen_automaton import COUNT, EDGE_START, EDGE_TOKEN, frozen_walk
+from redraft.retrieval.edge_rows import EDGE_TOKEN
+from redraft.retrieval.frozen_automaton import COUNT, EDGE_START, frozen_walk
 from redraft.retrieval.index_directory import open_index, warm_lookups, write_array_index, write_automaton_index
 from redraft.retrieval.suffix_array_cursor import find, successors
 from redraft.retrieval.suffix_automaton import SuffixAutomaton

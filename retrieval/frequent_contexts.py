@@ -15,44 +15,30 @@ from __future__ import annotations
 
 import numpy as np
 
+from redraft.retrieval.edge_rows import EDGE_COUNT, EDGE_TARGET, EDGE_TOKEN, HEAD, find_edge
 from redraft.retrieval.kernel import inner
 
 __all__ = [
-    "CONTEXT_COLUMNS", "COUNT", "DEPTH", "DISTINCT", "EDGE_COLUMNS", "EDGE_COUNT", "EDGE_START", "EDGE_TARGET",
-    "EDGE_TOKEN", "HEAD", "LEAST_ROWS", "LENGTH", "LINK", "LOW", "SHORTER", "continued", "head_of", "longest_frequent",
+    "CONTEXT_COLUMNS", "COUNT", "DEPTH", "DISTINCT", "EDGE_START", "LEAST_ROWS", "LENGTH", "LINK", "LOW", "SHORTER",
+    "continued", "head_of", "longest_frequent",
 ]  # fmt: skip
 
 DEPTH = 8  # tokens of the longest contexts: what a draft looks at
 LEAST_ROWS = 65  # one more than an array's intervals of which every row is counted
-HEAD = 8  # successors that are written out
 
-# columns of a context, and of an edge
+# columns of a context
 LENGTH, LINK, SHORTER, LOW, COUNT, DISTINCT, EDGE_START = range(7)
 CONTEXT_COLUMNS = 7
-EDGE_TOKEN, EDGE_TARGET, EDGE_COUNT = range(3)
-EDGE_COLUMNS = 3
 
 
 @inner
 def continued(contexts, edges, context, token):
     """The context that is `context` and then `token`; 0 if that is not a frequent one, -1 if it does not occur."""
     begin, end = np.int64(contexts[context, EDGE_START]), np.int64(contexts[context + 1, EDGE_START])
-    low = min(end, begin + HEAD)
-    for edge in range(begin, low):
-        if edges[edge, EDGE_TOKEN] == token:
-            return np.int64(edges[edge, EDGE_TARGET])
-    if contexts[context, DISTINCT] <= HEAD:
-        return np.int64(-1)
-    high = end
-    while low < high:
-        middle = (low + high) >> 1
-        if edges[middle, EDGE_TOKEN] < token:
-            low = middle + 1
-        else:
-            high = middle
-    if low < end and edges[low, EDGE_TOKEN] == token:
-        return np.int64(edges[low, EDGE_TARGET])
-    return np.int64(0)
+    edge = find_edge(edges, begin, end, token)
+    if edge >= 0:
+        return np.int64(edges[edge, EDGE_TARGET])
+    return np.int64(-1 if contexts[context, DISTINCT] <= HEAD else 0)  # all are written out, or the frequent ones are
 
 
 @inner

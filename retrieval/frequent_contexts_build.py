@@ -15,16 +15,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from redraft.retrieval.edge_rows import EDGE_COUNT, EDGE_TARGET, EDGE_TOKEN, HEAD
 from redraft.retrieval.frequent_contexts import (
     CONTEXT_COLUMNS,
     COUNT,
     DEPTH,
     DISTINCT,
-    EDGE_COUNT,
     EDGE_START,
-    EDGE_TARGET,
-    EDGE_TOKEN,
-    HEAD,
     LENGTH,
     LINK,
     LOW,

@@ -19,19 +19,17 @@ from typing import NamedTuple
 import numpy as np
 
 from redraft.retrieval import suffix_automaton as online
+from redraft.retrieval.edge_rows import EDGE_COLUMNS, EDGE_COUNT, EDGE_TARGET, EDGE_TOKEN, HEAD, find_edge
 from redraft.retrieval.kernel import inner, kernel
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 __all__ = [
-    "COUNT", "EDGE_COLUMNS", "EDGE_COUNT", "EDGE_START", "EDGE_TARGET", "EDGE_TOKEN", "FIRST_END", "HEAD", "LENGTH",
-    "LINK", "STATE_COLUMNS", "FrozenAutomaton", "freeze", "frozen_advance", "frozen_edge", "frozen_walk",
+    "COUNT", "EDGE_START", "FIRST_END", "LENGTH", "LINK", "STATE_COLUMNS", "FrozenAutomaton", "freeze", "frozen_advance",
+    "frozen_edge", "frozen_walk",
 ]  # fmt: skip
 
 LENGTH, LINK, COUNT, FIRST_END, EDGE_START = 0, 1, 2, 3, 4
 STATE_COLUMNS = 5
-EDGE_TOKEN, EDGE_TARGET, EDGE_COUNT = 0, 1, 2
-EDGE_COLUMNS = 3
-HEAD = 8  # a row of edges starts with this many in order of count
 
 
 class FrozenAutomaton(NamedTuple):
@@ -47,23 +45,8 @@ class FrozenAutomaton(NamedTuple):
 @inner
 def frozen_edge(automaton, state, token):
     """Row of the edge that leaves `state` with `token`, -1 if there is none."""
-    edges = automaton.edges
-    begin = np.int64(automaton.states[state, EDGE_START])
-    end = np.int64(automaton.states[state + 1, EDGE_START])
-    low = min(end, begin + HEAD)
-    for edge in range(begin, low):
-        if edges[edge, EDGE_TOKEN] == token:
-            return edge
-    high = end
-    while low < high:
-        middle = (low + high) >> 1
-        if edges[middle, EDGE_TOKEN] < token:
-            low = middle + 1
-        else:
-            high = middle
-    if low < end and edges[low, EDGE_TOKEN] == token:
-        return low
-    return np.int64(-1)
+    begin, end = np.int64(automaton.states[state, EDGE_START]), np.int64(automaton.states[state + 1, EDGE_START])
+    return find_edge(automaton.edges, begin, end, token)
 
 
 @inner

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from redraft.retrieval import frequent_contexts
-from redraft.retrieval.frozen_automaton import EDGE_COLUMNS, STATE_COLUMNS
+from redraft.retrieval.edge_rows import EDGE_COLUMNS
+from redraft.retrieval.frozen_automaton import STATE_COLUMNS
 from redraft.retrieval.token_recycling import WIDTH
 
 __all__ = [
@@ -64,7 +65,7 @@ KINDS = {
         KEYS: _WORDS,
         BUCKETS: _WORDS,
         CONTEXTS: (_INT32, (frequent_contexts.CONTEXT_COLUMNS,)),
-        CONTEXT_EDGES: (_INT32, (frequent_contexts.EDGE_COLUMNS,)),
+        CONTEXT_EDGES: (_INT32, (EDGE_COLUMNS,)),
     },
     SUCCESSORS: {SUCCESSOR_IDS: (_INT32, (WIDTH,)), SUCCESSOR_PROBS: (np.dtype("<f2"), (WIDTH,))},
     DENSE: {DENSE_MAP: (np.dtype("<f4"), ()), DENSE_POSITIONS: (_INT32, ()), DENSE_FAISS: (np.dtype("u1"), ())},

@@ -13,8 +13,9 @@ import numpy as np
 
 from redraft.retrieval import frequent_contexts
 from redraft.retrieval.dense_index import verify_dense
+from redraft.retrieval.edge_rows import EDGE_TARGET, EDGE_TOKEN, HEAD
 from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.frozen_automaton import EDGE_START, EDGE_TARGET, FIRST_END, LINK
+from redraft.retrieval.frozen_automaton import EDGE_START, FIRST_END, LINK
 from redraft.retrieval.index_directory import CorpusIndex, open_index
 from redraft.retrieval.index_files import check_digests, read_manifest
 from redraft.retrieval.index_format import (
@@ -113,7 +114,7 @@ def _context_ranges(array: SuffixArray, n: int, highest: int) -> dict[str, bool]
     fc = frequent_contexts
     contexts, edges = array.contexts[:-1], array.context_edges
     lengths, begins = contexts[:, fc.LENGTH], array.contexts[:, fc.EDGE_START]
-    targets = edges[:, fc.EDGE_TARGET]
+    targets = edges[:, EDGE_TARGET]
     fit = (
         lengths.min() == lengths[0] == 0
         and lengths.max() <= fc.DEPTH
@@ -121,11 +122,11 @@ def _context_ranges(array: SuffixArray, n: int, highest: int) -> dict[str, bool]
         and contexts[:, [fc.LINK, fc.SHORTER]].max() < len(contexts)
         and (contexts[:, fc.LOW].astype(np.int64) + contexts[:, fc.COUNT]).max() <= n
         and begins[0] == 0
-        and (np.diff(begins) >= np.minimum(contexts[:, fc.DISTINCT], fc.HEAD)).all()
+        and (np.diff(begins) >= np.minimum(contexts[:, fc.DISTINCT], HEAD)).all()
     )
     lead = fit and (
         len(edges) == 0
-        or 0 <= edges[:, fc.EDGE_TOKEN].min() <= edges[:, fc.EDGE_TOKEN].max() <= highest
+        or 0 <= edges[:, EDGE_TOKEN].min() <= edges[:, EDGE_TOKEN].max() <= highest
         and 0 <= targets.min() <= targets.max() < len(contexts)
     )
     if fit:

@@ -14,7 +14,8 @@ from redraft.retrieval import bundle, frequent_contexts
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.bundle import Bundle
-from redraft.retrieval.frozen_automaton import EDGE_COLUMNS, STATE_COLUMNS, FrozenAutomaton
+from redraft.retrieval.edge_rows import EDGE_COLUMNS
+from redraft.retrieval.frozen_automaton import STATE_COLUMNS, FrozenAutomaton
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.model import CELL_COLUMNS, Model
 from redraft.retrieval.neighbours import LENGTH, Neighbours
@@ -36,7 +37,7 @@ _rows_of_ids, _rows_of_probs = bundle.int32_rows(WIDTH), bundle.float32_rows(WID
 _cells, _weights = bundle.float32_rows(CELL_COLUMNS), bundle.float32_rows(ev.N_SLOTS + 1)
 _states, _edges = bundle.int32_rows(STATE_COLUMNS), bundle.int32_rows(EDGE_COLUMNS)
 _windows, _cursors = bundle.int32_rows(pt.MAX_CONTEXT), bundle.int64_rows(CURSOR * ev.MAX_CORPORA)
-_contexts, _context_edges = bundle.int32_rows(frequent_contexts.CONTEXT_COLUMNS), bundle.int32_rows(frequent_contexts.EDGE_COLUMNS)
+_contexts, _context_edges = bundle.int32_rows(frequent_contexts.CONTEXT_COLUMNS), bundle.int32_rows(EDGE_COLUMNS)
 _pointers = bundle.int64_rows(6)
 _continuations = bundle.int32_rows(LENGTH)
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from redraft.retrieval.frequent_contexts import CONTEXT_COLUMNS, EDGE_COLUMNS, LEAST_ROWS
+from redraft.retrieval.edge_rows import EDGE_COLUMNS
+from redraft.retrieval.frequent_contexts import CONTEXT_COLUMNS, LEAST_ROWS
 from redraft.retrieval.frequent_contexts_build import write_frequent_contexts
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.packed import n_words, pack

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from test_suffix_automaton import TABLE, build, random_documents
 
+from redraft.retrieval.edge_rows import EDGE_COUNT, EDGE_TARGET, EDGE_TOKEN, HEAD
 from redraft.retrieval.frozen_automaton import (
     COUNT,
-    EDGE_COUNT,
     EDGE_START,
-    EDGE_TARGET,
-    EDGE_TOKEN,
     FIRST_END,
-    HEAD,
     LENGTH,
     LINK,
     FrozenAutomaton,

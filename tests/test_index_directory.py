@@ -18,13 +18,12 @@ from test_suffix_automaton import build
 
 from redraft import __version__
 from redraft.retrieval import index_writer
+from redraft.retrieval.edge_rows import EDGE_TARGET, EDGE_TOKEN
 from redraft.retrieval.errors import IndexFormatError
 from redraft.retrieval.frequent_contexts import (
     COUNT,
     DISTINCT,
     EDGE_START,
-    EDGE_TARGET,
-    EDGE_TOKEN,
     LENGTH,
     LINK,
     LOW,
