@@ -15,7 +15,7 @@ from redraft.retrieval import frequent_contexts
 from redraft.retrieval.dense_index import verify_dense
 from redraft.retrieval.edge_rows import EDGE_TARGET, EDGE_TOKEN, HEAD
 from redraft.retrieval.errors import IndexFormatError
-from redraft.retrieval.frozen_automaton import EDGE_START, FIRST_END, LINK
+from redraft.retrieval.frozen_automaton import EDGE_START, FIRST_END, LENGTH, LINK
 from redraft.retrieval.index_directory import CorpusIndex, open_index
 from redraft.retrieval.index_files import check_digests, read_manifest
 from redraft.retrieval.index_format import (
@@ -71,17 +71,23 @@ def _check_ranges(index: CorpusIndex) -> None:
 
 
 def _automaton_ranges(index: CorpusIndex) -> dict[str, bool]:
+    """Links lead to shorter contexts, so that following them ends."""
     states, edges = index.automaton
-    tokens, n_states, links = index.tokens, len(states) - 1, states[:-1, LINK]
+    tokens, n_states, highest = index.tokens, len(states) - 1, index.manifest["max_token"]
+    links, lengths, first_ends = states[:-1, LINK], states[:-1, LENGTH], states[1:-1, FIRST_END]
     return {
-        TOKENS: len(tokens) == 0 or tokens.min() >= 0 and tokens.max() == index.manifest["max_token"],
+        TOKENS: len(tokens) == 0 or tokens.min() >= 0 and tokens.max() == highest,
         STATES: links[0] == -1
         and (links[1:] >= 0).all()
         and (links < n_states).all()
+        and lengths[0] == 0
+        and (lengths[links[1:]] < lengths[1:]).all()
         and (np.diff(states[:, EDGE_START]) >= 0).all()
         and states[0, EDGE_START] == 0
-        and (states[:, FIRST_END] < max(1, len(tokens))).all(),
-        EDGES: len(edges) == 0 or edges[:, EDGE_TARGET].min() > 0 and edges[:, EDGE_TARGET].max() < n_states,
+        and ((first_ends >= 0) & (first_ends < len(tokens))).all(),
+        EDGES: len(edges) == 0
+        or 0 <= edges[:, EDGE_TOKEN].min() <= edges[:, EDGE_TOKEN].max() <= highest
+        and 0 < edges[:, EDGE_TARGET].min() <= edges[:, EDGE_TARGET].max() < n_states,
     }
 
 

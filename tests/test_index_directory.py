@@ -17,6 +17,7 @@ import pytest
 from test_suffix_automaton import build
 
 from redraft import __version__
+from redraft.retrieval import frozen_automaton as frozen
 from redraft.retrieval import index_writer
 from redraft.retrieval.edge_rows import EDGE_TARGET, EDGE_TOKEN
 from redraft.retrieval.errors import IndexFormatError
@@ -34,7 +35,7 @@ from redraft.retrieval.index_directory import open_index, write_array_index, wri
 from redraft.retrieval.index_verification import verify_index
 from redraft.retrieval.index_writer import IndexWriter
 from redraft.retrieval.packed import pack, unpack
-from redraft.retrieval.suffix_array import positions
+from redraft.retrieval.suffix_array import BUCKET_BITS, positions
 from redraft.retrieval.suffix_array_build import build_suffix_array
 from redraft.retrieval.suffix_array_cursor import find
 from redraft.retrieval.suffix_automaton import SuffixAutomaton
@@ -375,20 +376,35 @@ def test_a_file_of_another_type(index_path):
         open_index(index_path)
 
 
-@pytest.mark.parametrize("name, row, column, value", [("states", 2, 1, 99), ("states", 1, 4, 9), ("edges", 0, 1, -5)])
-def test_verify_refuses_numbers_that_lead_outside(tmp_path, name, row, column, value):
+@pytest.mark.parametrize(
+    "name, place, value",
+    [
+        *[("document_ends", 0, -1), ("document_ends", 1, 3), ("tokens", 0, -1), ("tokens", 9, 48)],
+        *[("states", (0, frozen.LINK), 0), ("states", (2, frozen.LINK), -1), ("states", (2, frozen.LINK), 99)],
+        *[("states", (2, frozen.LINK), 2), ("states", (1, frozen.LINK), 5), ("states", (0, frozen.LENGTH), -1)],
+        *[("states", (0, frozen.EDGE_START), 1), ("states", (1, frozen.EDGE_START), 9)],
+        *[("states", (3, frozen.FIRST_END), -1), ("states", (3, frozen.FIRST_END), 11)],
+        *[("edges", (0, EDGE_TARGET), -5), ("edges", (0, EDGE_TARGET), 9)],
+        *[("edges", (0, EDGE_TOKEN), -1), ("edges", (0, EDGE_TOKEN), 50)],
+    ],
+)
+def test_verify_refuses_numbers_that_lead_outside(tmp_path, name, place, value):
     """A faulty builder writes matching digests, too."""
     automaton = build(DOCUMENTS, random.Random(0))
-    frozen = freeze(automaton)
-    arrays = {"tokens": automaton.tokens, "document_ends": automaton.document_ends}
-    arrays |= {"states": frozen.states.copy(), "edges": frozen.edges.copy()}
-    arrays[name][row, column] = value
-    with IndexWriter(tmp_path / "my.index", kind="suffix_automaton") as writer:
-        for key, array in arrays.items():
-            writer.write(f"{key}.npy", array)
-        writer.publish(counts=COUNTS, tokenizer=TOKENIZER, options={}, sources=[])
+    states, edges = freeze(automaton)
+    arrays = {"tokens": automaton.tokens, "document_ends": automaton.document_ends, "states": states, "edges": edges}
+    arrays = {key: array.copy() for key, array in arrays.items()}
+    arrays[name][place] = value
+    publish(tmp_path / "my.index", "suffix_automaton", arrays)
     with pytest.raises(IndexFormatError, match=f"{name}.npy: holds numbers outside"):
         verify_index(tmp_path / "my.index")
+
+
+def publish(path, kind, arrays, counts=COUNTS):
+    with IndexWriter(path, kind=kind) as writer:
+        for key, array in arrays.items():
+            writer.write(f"{key}.npy", array)
+        writer.publish(counts=counts, tokenizer=TOKENIZER, options={}, sources=[])
 
 
 LAST = None  # the longest context
@@ -400,6 +416,8 @@ LAST = None  # the longest context
         *[("suffixes", 3, 11), ("text", 2, 19), ("text", 5, 2), ("text", 11, 0), ("text", 0, 103), ("keys", 1, 63)],
         *[("contexts", (2, LENGTH), 9), ("contexts", (1, LINK), 1), ("contexts", (2, SHORTER), 2)],
         *[("contexts", (3, LINK), 999), ("contexts", (3, LOW), -1), ("contexts", (3, COUNT), 12)],
+        *[("contexts", (LAST, LENGTH), 9), ("contexts", (0, LENGTH), -1), ("contexts", (3, COUNT), -1)],
+        *[("contexts", (3, DISTINCT), -1), ("contexts", (0, EDGE_START), -1)],
         *[("contexts", (1, DISTINCT), 8), ("contexts", (1, EDGE_START), 0), ("contexts", (0, LENGTH), 1)],
         *[("context_edges", (0, EDGE_TOKEN), 50), ("context_edges", (0, EDGE_TARGET), 0x7000)],
         *[("context_edges", (3, EDGE_TARGET), -1), ("context_edges", (0, EDGE_TARGET), LAST)],
@@ -412,18 +430,33 @@ def test_verify_refuses_what_leads_outside(tmp_path, name, place, value):
     array = build_suffix_array(tokens, ends, least_rows=1)
     parts = {key: part.copy() for key, part in array._asdict().items() if key != "sizes"}
     if name.startswith("context"):
-        parts[name][place] = int(np.argmax(array.contexts[:, LENGTH])) if value is LAST else value
+        row, column = (int(np.argmax(array.contexts[:, LENGTH])) if number is LAST else number for number in place)
+        parts[name][row, column] = int(np.argmax(array.contexts[:, LENGTH])) if value is LAST else value
     else:
         bits = int(array.sizes[{"text": 1, "suffixes": 2, "keys": 3}[name]])
         values = np.empty({"text": 12, "suffixes": 11, "keys": 5}[name], np.int64)
         unpack(parts[name], bits, 0, values)
         values[place] = value
         pack(values, bits, parts[name])
-    with IndexWriter(tmp_path / "my.index", kind="suffix_array") as writer:
-        for key, part in (parts | {"document_ends": ends}).items():
-            writer.write(f"{key}.npy", part)
-        writer.publish(counts=COUNTS, tokenizer=TOKENIZER, options={}, sources=[])
+    publish(tmp_path / "my.index", "suffix_array", parts | {"document_ends": ends})
     with pytest.raises(IndexFormatError, match=f"{name}.npy: holds numbers outside"):
+        verify_index(tmp_path / "my.index")
+
+
+@pytest.mark.parametrize("place, value", [(1, 7), (2, 4)])
+def test_verify_refuses_buckets_of_other_keys(tmp_path, place, value):
+    """A search reads the keys between two bounds: these ascend, up to the number of keys."""
+    tokens, ends = flat([[*range(40)] * 4])
+    array = build_suffix_array(tokens, ends)
+    bounds = np.empty(3, np.int64)
+    parts = {key: part.copy() for key, part in array._asdict().items() if key != "sizes"}
+    unpack(parts["buckets"], int(array.sizes[BUCKET_BITS]), 0, bounds)
+    assert bounds.tolist() == [0, 4, 5]
+    bounds[place] = value
+    pack(bounds, int(array.sizes[BUCKET_BITS]), parts["buckets"])
+    counts = {"documents": 1, "tokens": 160, "max_token": 39}
+    publish(tmp_path / "my.index", "suffix_array", parts | {"document_ends": ends}, counts)
+    with pytest.raises(IndexFormatError, match="buckets.npy: holds numbers outside"):
         verify_index(tmp_path / "my.index")
 
 
