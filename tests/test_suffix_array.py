@@ -216,6 +216,12 @@ def test_distinct_successors_are_estimated_within_a_factor(n_distinct):
     assert successors(array, *find(array, [0], 4))[2] == present
 
 
+@pytest.mark.parametrize("least_rows", [1, NEVER])
+def test_of_successors_that_are_as_frequent_the_lower_ids_are_kept(least_rows):
+    documents = [[0, token] for token in range(1, 12)]
+    check_find(build(documents, least_rows), documents, [0], 4)
+
+
 def beginnings(documents: list[list[int]], most: int) -> dict[tuple[int, ...], list[int]]:
     """Where each sequence of up to `most` tokens starts; the empty one at every token."""
     found: dict[tuple[int, ...], list[int]] = {}
@@ -279,7 +285,7 @@ def test_frequent_contexts_are_all_of_them_with_their_counts(least_rows):
     flat_tokens, _ = flat(documents)
     contexts = [tuple(flat_tokens[places[row[LOW]] :][: row[LENGTH]].tolist()) for row in rows[:-1]]
     assert sorted(contexts) == sorted(wanted) and contexts[0] == () and rows[-1][EDGE_START] == len(edges)
-    for context, row, following in zip(contexts, rows, rows[1:]):
+    for number, (context, row, following) in enumerate(zip(contexts, rows, rows[1:])):
         assert sorted(places[row[LOW] : row[LOW] + row[COUNT]].tolist()) == wanted[context]
         expected = naive.successors(documents, list(context))
         assert row[DISTINCT] == len(expected)
@@ -292,6 +298,7 @@ def test_frequent_contexts_are_all_of_them_with_their_counts(least_rows):
                 (*context, token) if (*context, token) in wanted else None
             )
         if context:
+            assert find(array, list(context), DEPTH)[3] == number
             assert contexts[row[LINK]] == context[1:]
             shorter = context[1:]
             while shorter and len(wanted[shorter]) == row[COUNT]:
