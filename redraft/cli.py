@@ -60,6 +60,9 @@ def main(argv: list[str] | None = None) -> int:
             return _run(sys.argv[1:] if argv is None else argv)
         finally:
             sys.stdout.flush()  # here, where a broken pipe can be dealt with, and not at the interpreter's end
+    except KeyboardInterrupt:  # while the command's module is imported, too, which takes seconds for some
+        print("redraft: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         # The shell would say the same of a program that the signal has ended. What is left to write goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,9 +74,6 @@ def _run(argv: list[str]) -> int:
     args = _parser(chosen).parse_args(argv)
     try:
         return int(args.run(args) or 0)
-    except KeyboardInterrupt:
-        print("redraft: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         raise
     except (RedraftError, OSError, ValueError, TypeError) as error:

@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,7 +153,11 @@ class RememberedTokenizer:
 def _tokenize(file: Path, packed: bytes, tokenizer) -> Workload:
     texts: list[str] = []
     continues: list[bool] = []
-    for number, line in enumerate(gzip.decompress(packed).splitlines(), 1):
+    try:
+        lines = gzip.decompress(packed).splitlines()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{file}: wanted gzip-compressed JSON lines: {error}") from error
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
             texts += (record["prompt"], record["output"])

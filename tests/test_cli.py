@@ -9,6 +9,8 @@ import sys
 import pytest
 from test_corpus_source import write
 
+from redraft import cli
+
 
 def run(*words, closed: bool) -> subprocess.CompletedProcess:
     """`redraft WORDS`, its output into a pipe; `closed`: that nobody reads."""
@@ -43,3 +45,13 @@ def test_a_closed_pipe_ends_it_quietly(words, tmp_path):
 def test_a_failure_stays_a_failure(tmp_path):
     done = run("index", "inspect", tmp_path / "missing", closed=True)
     assert done.returncode == 1 and "missing" in done.stderr
+
+
+def test_ctrl_c_while_a_command_is_imported(monkeypatch, capsys):
+    """That takes seconds where torch is among what it needs."""
+
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert cli.main(["index", "inspect", "x"]) == 130 and capsys.readouterr().err == "redraft: interrupted\n"

@@ -68,6 +68,8 @@ def test_indexes_and_work_folders_are_no_sources(tmp_path):
     for name in ("plan.json", "lock"):
         write(tmp_path / "my.index.work" / name, "{}")
     assert read(tmp_path)[0] == ["text"]
+    with pytest.raises(ValueError, match="ids.npy.index: an index or the work folder of a build"):
+        read(tmp_path / "ids.npy.index")
 
 
 def test_named_file_is_text_whatever_its_suffix(tmp_path):
@@ -111,6 +113,13 @@ def test_globs_and_missing_sources(tmp_path):
     (tmp_path / "bare").mkdir()
     with pytest.raises(ValueError, match=r"bare: no text in this folder \(0 files"):
         read(tmp_path / "bare")
+
+
+def test_a_source_without_a_name_is_not_this_folder(tmp_path, monkeypatch):
+    write(tmp_path / "a.txt", "text")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="empty text"):
+        list_files([""], ReadOptions())
 
 
 def test_name_with_pattern_characters_is_a_file_first(tmp_path):
@@ -167,7 +176,7 @@ def test_json_records(tmp_path, record, options, texts):
 )
 def test_bad_json_line_is_named_and_counted(tmp_path, bad, said):
     path = write(tmp_path / "a.jsonl", b'{"text": "first"}\n    \n' + bad + b'\n{"text": "last"}')
-    with pytest.raises(ValueError, match=said + r".*tolerate some with --max-bad-records"):
+    with pytest.raises(ValueError, match=said + r".*a build tolerates some with --max-bad-records"):
         read(path)
     found, tally = read(path, max_bad_records=1)
     assert found == ["first", "last"] and tally.bad_records == 1

@@ -512,3 +512,5 @@ def test_what_ray_cannot_do_is_wrong_usage(capsys):
     for more in (["-"], ["x", "--max-tokens", "5"], ["x", "--shard", "1/2"]):
         code, _, err = redraft(capsys, *words, *more)
         assert code == 2 and "together with --ray" in err
+    code, _, err = redraft(capsys, "index", "build", "x", "--tokenizer", "t", "-o", "y", "--ray-tasks", "3")
+    assert code == 2 and "--ray-tasks needs --ray" in err

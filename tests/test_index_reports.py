@@ -90,6 +90,15 @@ def test_stats_measures_a_text_on_all_shards(made, capsys):
     assert redraft(capsys, "index", "stats", folder / "shards", "--on", text)[0] == 2
 
 
+def test_stats_of_nothing_is_no_table_of_zeros(made, tmp_path, capsys):
+    folder, tokenizer = made
+    stats = ("index", "stats", folder / "whole.index")
+    empty = write(tmp_path / "empty.jsonl", "")
+    for more in (("--sample", "0"), ("--on", empty, "--tokenizer", tokenizer, "--json")):
+        code, out, err = redraft(capsys, *stats, *more)
+        assert (code, out) == (1, "") and "nothing to measure on" in err and "0 documents" in err
+
+
 def test_inspect_says_what_each_holds_and_all(made, capsys):
     folder, _ = made
     with open_index(folder / "whole.index") as index:

@@ -106,6 +106,13 @@ class TestTraces:
             with pytest.raises(ValueError, match=complaint):
                 load_workload(file, Letters(), cache=tmp_path)
 
+    def test_what_is_no_gzip_or_cut_short_is_named(self, trace, tmp_path):
+        for content in (b"text", trace.read_bytes()[:-9], trace.read_bytes()[:12] + b"\xff" * 9):
+            file = tmp_path / "bad.jsonl.gz"
+            file.write_bytes(content)
+            with pytest.raises(ValueError, match="bad.jsonl.gz: wanted gzip"):
+                load_workload(file, Letters(), cache=tmp_path)
+
     def test_files_by_name(self, trace, tmp_path):
         other = write_trace(trace.parent / "another.jsonl.gz", LINES)
         assert trace_files(trace.parent) == [other, trace]

@@ -88,7 +88,7 @@ class Tally:
                 self.warn("more bad records: they are only counted from here on")
             return
         allowed = (
-            "tolerate some with --max-bad-records"
+            "a build tolerates some with --max-bad-records"
             if self.max_bad_records == 0
             else f"this is one more than --max-bad-records {self.max_bad_records}"
         )

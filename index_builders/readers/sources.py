@@ -77,6 +77,8 @@ def list_files(sources: list[str], options: ReadOptions) -> list[SourceFile]:
             if sources.count("-") > 1:
                 raise ValueError("standard input (-) can be read once, but it was named more often")
             files.append(SourceFile(Path("-"), options.stdin_format, True, number))
+        elif not source:  # what the shell makes of a variable that is not set; as a path it would be this folder
+            raise FileNotFoundError("a source is an empty text; wanted the name of a file or folder")
         elif Path(source).expanduser().exists():
             files += _files_of_path(Path(source).expanduser(), number, options)
         elif glob.has_magic(source):
@@ -118,6 +120,8 @@ def _files_of_path(path: Path, number: int, options: ReadOptions) -> list[Source
         else:
             files.append(_source_file(found, format, False, number))
     if not files:
+        if _is_our_own(os.listdir(path)):
+            raise ValueError(f"{path}: an index or the work folder of a build; wanted what it was built from")
         raise ValueError(f"{path}: no text in this folder ({others} files of other kinds); name such files themselves")
     return files
 
@@ -130,13 +134,17 @@ def _walk(folder: Path, exclude: tuple[str, ...]):
             for name in folders
             if not name.startswith(".") and name not in SKIPPED_FOLDERS and not _matches(name, exclude)
         )
-        if any(marks <= set(names) for marks in _OUR_OWN):
+        if _is_our_own(names):
             folders.clear()
             continue
         for name in sorted(names):
             path = Path(root, name)
             if not name.startswith(".") and not _matches(name, exclude) and path.is_file():
                 yield path
+
+
+def _is_our_own(names: list[str]) -> bool:
+    return any(marks <= set(names) for marks in _OUR_OWN)
 
 
 def _raise(error: OSError) -> None:

@@ -242,6 +242,8 @@ def _build(args: argparse.Namespace) -> int:
         memory_limit=args.memory_limit,
     )
     if args.ray is None:
+        if args.ray_tasks is not None:
+            args.usage_error("--ray-tasks needs --ray")
         summary = build_index(args.sources, args.tokenizer, args.output, options, progress)
     else:
         for flag, given in (

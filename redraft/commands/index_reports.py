@@ -169,6 +169,11 @@ def stats(args: argparse.Namespace) -> int:
             found = held_out_matches(indexes, args.sample)
             measured = "documents of the indexes, each against all the others"
         manifests = {folder: index.manifest for folder, index in zip(folders, indexes)}
+    if found["positions"] == 0:
+        raise ValueError(
+            f"nothing to measure on: {measured}, --sample {args.sample}: {found['documents']:,} documents, none of two"
+            " tokens or more"
+        )
     totals = _totals(list(manifests.values()))
     steps = _tokens_per_step(args) if args.traces else {}
     if args.json:
