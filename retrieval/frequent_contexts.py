@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 DEPTH = 8  # tokens of the longest contexts: what a draft looks at
-LEAST_ROWS = 65  # one more than an array's intervals of which every row is counted
+LEAST_ROWS = 65  # of a context that is written out; where there are fewer, cursors count every row
 
 # columns of a context
 LENGTH, LINK, SHORTER, LOW, COUNT, DISTINCT, EDGE_START = range(7)

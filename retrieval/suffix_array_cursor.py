@@ -16,6 +16,7 @@ import numpy as np
 from redraft.retrieval.frequent_contexts import (
     COUNT,
     DEPTH,
+    LEAST_ROWS,
     LENGTH,
     LINK,
     LOW,
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 SUCCESSORS = 8  # the most that array_successors reports
-EXACT_ROWS = 64  # intervals up to this size are counted, not sampled
+EXACT_ROWS = LEAST_ROWS - 1  # intervals up to this size are counted, not sampled; frequent contexts begin behind them
 
 
 @inner
