@@ -33,29 +33,29 @@ from redraft.retrieval.drafter import Drafter
 from redraft.retrieval.index_directory import open_index, write_array_index
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.suffix_array import N, Text, positions
-from redraft.retrieval.suffix_array_cursor import SUCCESSORS, array_advance, array_successors, find
+from redraft.retrieval.suffix_array_cursor import EXACT_ROWS, SUCCESSORS, array_advance, array_successors, find
 from redraft.retrieval.suffix_sorting import sort_suffixes
 
 CONTEXT = 4
 
 
 @kernel(allocates=False)
-def _step(array, low, high, length, frequent, window, tokens, counts):
+def _step(array, low, high, length, frequent, window, tokens, counts, rows):
     """One lookup, and the same for a whole text below: advance, then read the successors."""
     low, high, length, frequent = array_advance(array, low, high, length, frequent, window, CONTEXT)
-    array_successors(array, low, high, length, frequent, tokens, counts)
+    array_successors(array, low, high, length, frequent, tokens, counts, rows)
     return low, high, length, frequent
 
 
 @kernel(allocates=False)
-def _walk(array, text, window, tokens, counts):
+def _walk(array, text, window, tokens, counts, rows):
     low, high, length, frequent = np.int64(0), array.sizes[N], np.int64(0), np.int64(0)
     for i in range(text.shape[0]):
         for back in range(CONTEXT - 1, 0, -1):
             window[back] = window[back - 1]
         window[0] = text[i]
         low, high, length, frequent = array_advance(array, low, high, length, frequent, window, CONTEXT)
-        array_successors(array, low, high, length, frequent, tokens, counts)
+        array_successors(array, low, high, length, frequent, tokens, counts, rows)
     return low, high, length
 
 
@@ -119,15 +119,20 @@ def percentiles(nanoseconds: list[int]) -> dict:
     }
 
 
+def buffers_of_a_lookup() -> list[np.ndarray]:
+    """The window of a context, and what `array_successors` fills."""
+    return [np.zeros(size, np.int32) for size in (SUCCESSORS, SUCCESSORS, SUCCESSORS, EXACT_ROWS)]
+
+
 def steps(array, text: np.ndarray) -> list[int]:
     """Nanoseconds of each lookup along `text`, the call from Python included."""
-    tokens, counts, window = (np.zeros(SUCCESSORS, np.int32) for _ in range(3))
+    window, *buffers = buffers_of_a_lookup()
     cursor, times = (0, int(array.sizes[N]), 0, 0), []
     for token in text:
         window[1:] = window[:-1].copy()
         window[0] = token
         start = perf_counter_ns()
-        cursor = _step(array, *cursor, window, tokens, counts)
+        cursor = _step(array, *cursor, window, *buffers)
         times.append(perf_counter_ns() - start)
     return times
 
@@ -161,7 +166,7 @@ def lookups(path: Path, text: np.ndarray) -> dict:
             "open_private_mb": round(private / 1e6, 2),
             "cold": percentiles(steps(index.array, text[:500])),
         }
-        arguments = index.array, text, *(np.zeros(SUCCESSORS, np.int32) for _ in range(3))
+        arguments = index.array, text, *buffers_of_a_lookup()
         _walk(*arguments)
         start = perf_counter()
         _walk(*arguments)

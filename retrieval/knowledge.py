@@ -20,6 +20,7 @@ from redraft.retrieval.kernel import inner
 from redraft.retrieval.model import CELL_COLUMNS, Model
 from redraft.retrieval.neighbours import LENGTH, Neighbours
 from redraft.retrieval.suffix_array import SuffixArray
+from redraft.retrieval.suffix_array_cursor import EXACT_ROWS
 from redraft.retrieval.token_recycling import WIDTH, RecyclingTable
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 AUTOMATON, SUFFIX_ARRAY = 0, 1  # kinds of corpus index
 ENTRIES = 7  # of the corpora's bundle, per index
 CURSOR = 4  # columns per index: state, -, length, - of an automaton; low, high, length, frequent of a suffix array
-PATH = 16  # int32 buffer for look-ups
+PATH = 16 + EXACT_ROWS  # int32 buffer for look-ups: of a trie; of an index, its successors and what its rows say
 
 _trie_nodes, _trie_successors = bundle.int32_rows(5), bundle.int32_rows(3)
 _rows_of_ids, _rows_of_probs = bundle.int32_rows(WIDTH), bundle.float32_rows(WIDTH)
@@ -68,7 +69,7 @@ class Places(NamedTuple):
     pointers: int64[n, 6]  copy pointers of session and memory; cursors: int64[n, 32]  in each corpus index;
     proposed: int32[n]  node of the caller's draft (-1 its root, -2 none);
     following: int32[n]  neighbours of the target's state that agree so far, as bits; now: int64[n]  tokens so far;
-    path: int32[16]  buffer for look-ups.
+    path: int32[80]  buffer for look-ups.
     """
 
     windows: np.ndarray

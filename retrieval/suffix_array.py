@@ -31,7 +31,7 @@ from redraft.retrieval.packed import bits_for, gather, packed_at, unpack
 __all__ = [
     "BUCKETS", "BUCKET_BITS", "KEY_BITS", "KEY_STRIDE", "KEY_TOKENS", "POSITION_BITS", "SHIFT", "TEXT_BITS", "N",
     "SuffixArray", "Text", "array_first", "array_search", "array_sizes", "as_suffix_array", "bucket_bounds", "entries_of",
-    "highest_key", "key_token", "positions", "read_suffix", "token_after",
+    "highest_key", "key_token", "position_of", "positions", "read_suffix", "token_after", "token_at",
 ]  # fmt: skip
 
 KEY_STRIDE = 32  # every so many rows has a key
@@ -56,7 +56,7 @@ N, TEXT_BITS, POSITION_BITS, KEY_BITS, BUCKET_BITS, BUCKETS, SHIFT, N_SIZES = ra
 
 
 @inner
-def _position(array, row):
+def position_of(array, row):
     return packed_at(array.suffixes, row, array.sizes[POSITION_BITS])
 
 
@@ -72,18 +72,24 @@ def key_token(array, key, i):
 
 
 @inner
-def token_after(array, row, depth):
-    """Token `depth` places into the suffix of `row`, -1 if its document ends there. `depth` tokens must be in it."""
-    entry = _entry(array, _position(array, row) + depth)
+def token_at(array, position, depth):
+    """Token `depth` places behind `position`, -1 if its document ends there. `depth` tokens must be in it."""
+    entry = _entry(array, position + depth)
     if depth > 0 and entry & 1:
         return np.int64(-1)
     return entry >> 1
 
 
 @inner
+def token_after(array, row, depth):
+    """The same for the suffix of `row`."""
+    return token_at(array, position_of(array, row), depth)
+
+
+@inner
 def read_suffix(array, row, tokens):
     """Fill `tokens` with the first ones of the suffix of `row`, -1 beyond its document."""
-    position, i = _position(array, row), 0
+    position, i = position_of(array, row), 0
     while i < tokens.shape[0]:
         entry = _entry(array, position + i)
         if i > 0 and entry & 1:
@@ -110,7 +116,7 @@ def _compare_key(array, key, window, length):
 @inner
 def _compare_row(array, row, window, length):
     """Sign of (the suffix of `row` - the pattern); 0 if it starts with the pattern."""
-    position = _position(array, row)
+    position = position_of(array, row)
     for i in range(length):
         entry = _entry(array, position + i)
         if i > 0 and entry & 1:
@@ -182,7 +188,7 @@ def array_first(array, low, high):
     """The first position among rows low to high - 1; n for none."""
     first = array.sizes[N]
     for row in range(low, high):
-        first = min(first, _position(array, row))
+        first = min(first, position_of(array, row))
     return first
 
 

@@ -26,7 +26,17 @@ from redraft.retrieval.frequent_contexts import (
     longest_frequent,
 )
 from redraft.retrieval.kernel import inner, kernel
-from redraft.retrieval.suffix_array import KEY_STRIDE, KEY_TOKENS, N, SuffixArray, array_search, key_token, token_after
+from redraft.retrieval.suffix_array import (
+    KEY_STRIDE,
+    KEY_TOKENS,
+    N,
+    SuffixArray,
+    array_search,
+    key_token,
+    position_of,
+    token_after,
+    token_at,
+)
 from redraft.retrieval.tokens import as_tokens
 
 __all__ = [
@@ -189,14 +199,8 @@ def offer(tokens, counts, kept, token, count):
     return kept
 
 
-@inner
-def _sampled(array, low, size, i, samples, length):
-    """The next token in the i-th of `samples` rows at equal distances, of `size` rows from `low` on."""
-    return token_after(array, low + (i if size == samples else i * size // samples), length)
-
-
 @inner(inline=False)
-def array_successors(array, low, high, length, frequent, tokens, counts):
+def array_successors(array, low, high, length, frequent, tokens, counts, rows):
     """The most frequent next tokens of a cursor into tokens and counts (int32[8] each): by count, ties by token.
 
     Returns (kept, distinct): how many are filled, and how many different successors there are. Those of a frequent
@@ -205,20 +209,23 @@ def array_successors(array, low, high, length, frequent, tokens, counts):
     that follows more often than once in so many (rows are sorted, so this is a stratified sample), and scaled to high - low.
     Distinct successors are then estimated (M. Charikar et al., "Towards estimation error guarantees for distinct values",
     2000): those met once in the sample stand for sqrt(rows / samples) each.
+
+    rows: int32[64], a buffer. Each row's token is a cache miss; all are read before one is looked at, so that the
+    processor waits for them together.
     """
     if array.contexts[frequent, LENGTH] == length:
         return head_of(array.contexts, array.context_edges, frequent, tokens, counts)
     low, size = np.int64(low), np.int64(high) - np.int64(low)
     samples = min(size, EXACT_ROWS)
+    for i in range(samples):
+        rows[i] = position_of(array, low + (i if size == samples else i * size // samples))
+    for i in range(samples):
+        rows[i] = token_at(array, np.int64(rows[i]), length)
     kept, distinct, once, begin = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-    last = _sampled(array, low, size, samples - 1, samples, length) if samples else np.int64(-1)
     while begin < samples:
-        token = _sampled(array, low, size, begin, samples, length)
-        end = samples  # tokens ascend: the last one's run is known where it begins
-        if token != last:
-            end = begin + 1
-            while _sampled(array, low, size, end, samples, length) == token:
-                end += 1
+        token, end = rows[begin], begin + 1
+        while end < samples and rows[end] == token:
+            end += 1
         if token >= 0:
             run = end - begin
             distinct += 1
@@ -236,8 +243,8 @@ def _find(array, window, limit):
 
 
 @kernel(allocates=False)
-def _successors(array, low, high, length, frequent, tokens, counts):
-    return array_successors(array, low, high, length, frequent, tokens, counts)
+def _successors(array, low, high, length, frequent, tokens, counts, rows):
+    return array_successors(array, low, high, length, frequent, tokens, counts, rows)
 
 
 def find(array: SuffixArray, context, max_length: int = 32) -> tuple[int, int, int, int]:
@@ -256,5 +263,6 @@ def successors(array: SuffixArray, low: int, high: int, length: int, frequent: i
     """(tokens, counts, distinct): up to eight most frequent next tokens of a cursor (int32 each), and how many different
     ones there are; see `array_successors`."""
     tokens, counts = np.empty(SUCCESSORS, np.int32), np.empty(SUCCESSORS, np.int32)
-    kept, distinct = _successors(array, low, high, length, frequent, tokens, counts)
+    rows = np.empty(EXACT_ROWS, np.int32)
+    kept, distinct = _successors(array, low, high, length, frequent, tokens, counts, rows)
     return tokens[:kept], counts[:kept], int(distinct)

@@ -101,11 +101,12 @@ def _add_array(ballot, knowledge, places, place, index):
     """The same for a suffix array; the tokens and counts of a level lie in the look-up buffer."""
     array, cursor = array_at(knowledge.corpora, index), places.cursors[place, CURSOR * index :]
     low, high, length, frequent = cursor[0], cursor[1], cursor[2], cursor[3]
-    tokens, counts = places.path[:MAX_SUCCESSORS], places.path[MAX_SUCCESSORS:]
+    tokens, counts = places.path[:MAX_SUCCESSORS], places.path[MAX_SUCCESSORS : 2 * MAX_SUCCESSORS]
+    rows = places.path[2 * MAX_SUCCESSORS :]
     longest_total, longest_distinct = np.int64(0), np.int64(0)
     level = 0
     while length > 0 and level < MAX_LEVELS:
-        found, distinct = sa.array_successors(array, low, high, length, frequent, tokens, counts)
+        found, distinct = sa.array_successors(array, low, high, length, frequent, tokens, counts, rows)
         for rank in range(found):
             _vote(ballot, tokens[rank], counts[rank], high - low, level, length, rank)
         if found:  # a context that only ends documents is no level, as in the automaton
