@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from redraft.retrieval import bundle, frequent_contexts
+from redraft.retrieval import bundle, frequent_contexts, suffix_array_levels
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.bundle import Bundle
@@ -30,7 +30,8 @@ __all__ = [
 
 AUTOMATON, SUFFIX_ARRAY = 0, 1  # kinds of corpus index
 ENTRIES = 7  # of the corpora's bundle, per index
-CURSOR = 4  # columns per index: state, -, length, - of an automaton; low, high, length, frequent of a suffix array
+# columns per index: state, -, length of an automaton; levels of a suffix array, each low, high, length, frequent
+CURSOR = suffix_array_levels.CURSOR * suffix_array_levels.LEVELS
 PATH = 16 + EXACT_ROWS  # int32 buffer for look-ups: of a trie; of an index, its successors and what its rows say
 
 _trie_nodes, _trie_successors = bundle.int32_rows(5), bundle.int32_rows(3)
@@ -66,7 +67,7 @@ class Places(NamedTuple):
     """Where each source stands at each place; place 0 is the committed text, place i + 1 node i of the tree.
 
     windows: int32[n, 8]  last tokens, newest first; filled: int32[n]  how many are valid;
-    pointers: int64[n, 6]  copy pointers of session and memory; cursors: int64[n, 32]  in each corpus index;
+    pointers: int64[n, 6]  copy pointers of session and memory; cursors: int64[n, 96]  in each corpus index;
     proposed: int32[n]  node of the caller's draft (-1 its root, -2 none);
     following: int32[n]  neighbours of the target's state that agree so far, as bits; now: int64[n]  tokens so far;
     path: int32[80]  buffer for look-ups.

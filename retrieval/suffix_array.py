@@ -12,7 +12,7 @@ All arrays are packed bit by bit (`packed`) and read where they are. Where a doc
 first token's entry, so that a probe that reads a token knows from the same cache line whether its document ended before.
 
 Contexts that occur often are not searched at all: what a draft asks of them is written out (`frequent_contexts`), and the
-array answers for the rarer ones. A draft holds a cursor in both (`suffix_array_cursor`).
+array answers for the rarer ones. A draft holds cursors in both (`suffix_array_cursor`, `suffix_array_levels`).
 
 Cost: with 100M tokens of a vocabulary of 50,000 ids 6.5 bytes per token on disk (2.1 the text, 3.4 the positions, 0.3 the
 keys, 0.7 the frequent contexts), with 152,000 ids 6.8, and 8 per document; O(log n) per search. The frozen automaton is

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from redraft.retrieval.edge_rows import EDGE_TARGET, EDGE_TOKEN, HEAD, first_edge
 from redraft.retrieval.frequent_contexts import (
     COUNT,
     DEPTH,
+    EDGE_START,
     LEAST_ROWS,
     LENGTH,
     LINK,
@@ -45,8 +47,11 @@ __all__ = [
     "array_advance",
     "array_shorten",
     "array_successors",
+    "cursor_of",
     "find",
+    "narrowed",
     "offer",
+    "rows_between",
     "successors",
 ]
 
@@ -79,7 +84,7 @@ def _key_after(array, low, high, depth, token):
 
 
 @inner(inline=False)
-def _narrowed(array, low, high, depth, token):
+def narrowed(array, low, high, depth, token):
     """(low, high): the rows among low..high - 1, which share `depth` tokens, whose next is `token`; low = high: none."""
     until = high
     if depth < KEY_TOKENS and high - low > 2 * KEY_STRIDE:
@@ -96,11 +101,43 @@ def _narrowed(array, low, high, depth, token):
 
 
 @inner
-def _at(array, context):
+def cursor_of(array, context):
     """The cursor of a frequent context, 0 for the empty match."""
     row = array.contexts[context]
     low, count = np.int64(row[LOW]), np.int64(row[COUNT])
     return low, low + count, np.int64(row[LENGTH]), np.int64(context)
+
+
+@inner(inline=False)
+def rows_between(array, context, token):
+    """(low, high): the rows of a frequent context in which `token`, with which it is none, can follow.
+
+    They lie between those of the next lower and the next higher token with which it is: few, where it occurs often.
+    """
+    contexts, edges = array.contexts, array.context_edges
+    low = np.int64(contexts[context, LOW])
+    high = low + contexts[context, COUNT]
+    begin, end = np.int64(contexts[context, EDGE_START]), np.int64(contexts[context + 1, EDGE_START])
+    tail = min(end, begin + HEAD)
+    below, above = np.int64(-1), np.int64(-1)
+    for edge in range(begin, tail):
+        if edges[edge, EDGE_TARGET] > 0:
+            if edges[edge, EDGE_TOKEN] < token:
+                if below < 0 or edges[edge, EDGE_TOKEN] > edges[below, EDGE_TOKEN]:
+                    below = edge
+            elif above < 0 or edges[edge, EDGE_TOKEN] < edges[above, EDGE_TOKEN]:
+                above = edge
+    higher = first_edge(edges, tail, end, token)
+    if higher > tail and (below < 0 or edges[higher - 1, EDGE_TOKEN] > edges[below, EDGE_TOKEN]):
+        below = higher - 1
+    if higher < end and (above < 0 or edges[higher, EDGE_TOKEN] < edges[above, EDGE_TOKEN]):
+        above = higher
+    if below >= 0:
+        before = edges[below, EDGE_TARGET]
+        low = np.int64(contexts[before, LOW]) + contexts[before, COUNT]
+    if above >= 0:
+        high = np.int64(contexts[edges[above, EDGE_TARGET], LOW])
+    return low, high
 
 
 @inner(inline=False)
@@ -144,9 +181,9 @@ def array_advance(array, low, high, length, frequent, window, max_length):
             break
         suffix = np.int64(contexts[suffix, SHORTER])
         target = continued(contexts, edges, suffix, token)
-    found_low, found_high, found, target = _at(array, max(target, np.int64(0)))
+    found_low, found_high, found, target = cursor_of(array, max(target, np.int64(0)))
     if found < limit == length + 1:
-        first, last = _narrowed(array, low, high, length, token)
+        first, last = narrowed(array, low, high, length, token)
         if first < last:
             return first, last, limit, target
         limit = length
@@ -154,8 +191,9 @@ def array_advance(array, low, high, length, frequent, window, max_length):
             limit = found
     if found < limit and rarer >= 0:
         # Whether the token follows `rarer` tells of all suffixes longer than the one found.
-        low, length = np.int64(contexts[rarer, LOW]), np.int64(contexts[rarer, LENGTH])
-        low, high = _narrowed(array, low, low + contexts[rarer, COUNT], length, token)
+        length = np.int64(contexts[rarer, LENGTH])
+        low, high = rows_between(array, rarer, token)
+        low, high = narrowed(array, low, high, length, token)
         limit = limit if low < high else found
         if low < high:
             found_low, found_high, found = low, high, length + 1
@@ -171,10 +209,10 @@ def array_shorten(array, low, high, length, frequent, window):
     """Cursor of the longest suffix shorter than `length` that occurs more often; that of the empty match if none does."""
     contexts, size, suffix = array.contexts, np.int64(high) - np.int64(low), np.int64(frequent)
     if contexts[suffix, LENGTH] == length:
-        return _at(array, np.int64(contexts[suffix, SHORTER]))
+        return cursor_of(array, np.int64(contexts[suffix, SHORTER]))
     while suffix > 0 and contexts[suffix, COUNT] <= size:
         suffix = np.int64(contexts[suffix, SHORTER])
-    low, high, found, suffix = _at(array, suffix)
+    low, high, found, suffix = cursor_of(array, suffix)
     if suffix == frequent:  # else none of those between occurs more often, for the longer `frequent` does not
         low, high, found = _longest(
             array, low, high, found, window, np.int64(length) - 1, size, np.int64(length) - 1

@@ -12,9 +12,9 @@ import numpy as np
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import frozen_automaton as fa
 from redraft.retrieval import suffix_array_cursor as sa
+from redraft.retrieval import suffix_array_levels as levels
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.knowledge import AUTOMATON, CURSOR, array_at, automaton_at
-from redraft.retrieval.suffix_array import N
 
 MAX_CONTEXT = 8
 MAX_LEVELS = 3
@@ -24,23 +24,21 @@ MAX_SUCCESSORS = 8
 @inner(inline=False)
 def advance(knowledge, places, source, target, token):
     """Cursors of place `target`: those of `source` after one more `token`, which is in the target's window already."""
+    cursors = places.cursors
     for index in range(len(knowledge.kinds)):
         column = CURSOR * index
-        low, high = places.cursors[source, column], places.cursors[source, column + 1]
-        length, frequent = places.cursors[source, column + 2], places.cursors[source, column + 3]
         if knowledge.kinds[index] == AUTOMATON:
-            low, length = fa.frozen_advance(automaton_at(knowledge.corpora, index), low, length, token, MAX_CONTEXT)
-        else:
-            array = array_at(knowledge.corpora, index)
-            if length == 0:
-                low, high, frequent = np.int64(0), array.sizes[N], np.int64(0)
-            low, high, length, frequent = sa.array_advance(
-                array, low, high, length, frequent, places.windows[target], MAX_CONTEXT
+            cursors[target, column], cursors[target, column + 2] = fa.frozen_advance(
+                automaton_at(knowledge.corpora, index), cursors[source, column], cursors[source, column + 2], token, MAX_CONTEXT
             )
-        places.cursors[target, column] = low
-        places.cursors[target, column + 1] = high
-        places.cursors[target, column + 2] = length
-        places.cursors[target, column + 3] = frequent
+        else:
+            levels.advance_levels(
+                array_at(knowledge.corpora, index),
+                cursors[source, column : column + CURSOR],
+                cursors[target, column : column + CURSOR],
+                places.windows[target],
+                MAX_CONTEXT,
+            )
 
 
 @inner(inline=False)
@@ -99,12 +97,12 @@ def add_corpora(ballot, knowledge, places, place):
 @inner(inline=False)
 def _add_array(ballot, knowledge, places, place, index):
     """The same for a suffix array; the tokens and counts of a level lie in the look-up buffer."""
-    array, cursor = array_at(knowledge.corpora, index), places.cursors[place, CURSOR * index :]
-    low, high, length, frequent = cursor[0], cursor[1], cursor[2], cursor[3]
+    array, cursors = array_at(knowledge.corpora, index), places.cursors[place, CURSOR * index : CURSOR * (index + 1)]
+    low, high, length, frequent = cursors[0], cursors[1], cursors[2], cursors[3]
     tokens, counts = places.path[:MAX_SUCCESSORS], places.path[MAX_SUCCESSORS : 2 * MAX_SUCCESSORS]
     rows = places.path[2 * MAX_SUCCESSORS :]
     longest_total, longest_distinct = np.int64(0), np.int64(0)
-    level = 0
+    level, asked = 0, 0
     while length > 0 and level < MAX_LEVELS:
         found, distinct = sa.array_successors(array, low, high, length, frequent, tokens, counts, rows)
         for rank in range(found):
@@ -113,6 +111,9 @@ def _add_array(ballot, knowledge, places, place, index):
             if level == 0:
                 longest_total, longest_distinct = high - low, np.int64(distinct)
             level += 1
+        asked += 1
         if level < MAX_LEVELS:
-            low, high, length, frequent = sa.array_shorten(array, low, high, length, frequent, places.windows[place])
+            low, high, length, frequent = levels.next_level(
+                array, cursors, asked, low, high, length, frequent, places.windows[place]
+            )
     return longest_total, longest_distinct
