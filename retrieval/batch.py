@@ -21,13 +21,12 @@ import numpy as np
 
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.best_first import MAX_BUDGET, _workspace_at, draft_tree, learn_tokens
-from redraft.retrieval.blend import MEMORY_POINTER
 from redraft.retrieval.bundle import int64s
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import RedraftError
 from redraft.retrieval.kernel import kernel
-from redraft.retrieval.knowledge import recycling_at, state_at
+from redraft.retrieval.knowledge import recycling_at
 from redraft.retrieval.session import RECYCLED_ROWS, SHARE_LAG, SHARE_STEP, Session, _own_candidates, _workspace
 from redraft.retrieval.token_recycling import learn_rows, new_table
 from redraft.retrieval.tokens import as_count, as_probability, as_tokens
@@ -159,7 +158,6 @@ def _learn(sessions: list[Session], commits, tokens, last, previous, ids, probs)
                 namespace = session._namespace
                 shared = namespace.bundle
                 session._remember(session.length - SHARE_LAG)
-                namespace.publish()
                 if namespace.bundle is not shared:
                     owners, bundles = _owners(sessions, [session._proposal for session in sessions])
                 begin = stop + 1
@@ -179,7 +177,7 @@ def learn_batch(owners, workspace, enabled, commits, begin, tokens, last, previo
         commit = commits[i]
         session, namespace = int64s(owners, OWNERS * i), int64s(owners, OWNERS * i + 1)
         new = tokens[commit[BEGIN] : commit[END]]
-        commit[TAIL], commit[DONE] = learn_tokens(
+        commit[TAIL], commit[DONE], length, commit[COPIED_FROM] = learn_tokens(
             session, namespace, int64s(owners, OWNERS * i + 2), workspace, int64s(owners, OWNERS * i + 3), enabled,
             commit[TAIL], new, commit[DONE],
         )  # fmt: skip
@@ -195,9 +193,7 @@ def learn_batch(owners, workspace, enabled, commits, begin, tokens, last, previo
             )
             learn_rows(recycling_at(session, 7), opinions[0], opinions[1], opinions[2], opinions[3])
             learn_rows(recycling_at(namespace, 8), opinions[0], opinions[1], opinions[2], opinions[3])
-        state = state_at(session)
-        commit[COPIED_FROM] = state.pointers[0, MEMORY_POINTER]
-        if state.now[0] >= commit[SHARE_AT]:
+        if length >= commit[SHARE_AT]:
             return i
     return len(commits)
 

@@ -232,8 +232,9 @@ def certainty(session, namespace, drafter, workspace, proposed, enabled):
 def learn_tokens(session, namespace, drafter, workspace, proposed, enabled, tail, tokens, begin):
     """The target wrote tokens[begin:]: learn from each what the evidence said of it, then take it into the session.
 
-    `tail` is the position of the session's last token (-1: none). Returns (tail, done) as `append_tokens` does; what
-    `done` leaves is to be learned with `grown` arrays.
+    `tail` is the position of the session's last token (-1: none). Returns (tail, done, length, copied_from): the first
+    two as `append_tokens` does, so that what `done` leaves is to be learned with `grown` arrays; the session's length; and
+    the place in the memory that its pointer copies from, -1 for none.
     """
     knowledge, state, ballot = knowledge_at(session, namespace, drafter), state_at(session), _ballot_at(workspace)
     draft = _proposal_at(proposed)
@@ -250,7 +251,7 @@ def learn_tokens(session, namespace, drafter, workspace, proposed, enabled, tail
         tail = pt.place_token(knowledge.session, tail, token)
         pt.insert(knowledge.session, tail)
         done += 1
-    return tail, done
+    return tail, done, state.now[0], state.pointers[0, blend.MEMORY_POINTER]
 
 
 @kernel(allocates=False)

@@ -99,14 +99,17 @@ def new_places(n: int) -> Places:
     return places
 
 
-def session_bundle(trie: pt.PrefixTrie, recycled: RecyclingTable, state: Places, neighbours: Neighbours) -> Bundle:
-    return Bundle([*trie, *recycled, *state, *neighbours])
+def session_bundle(
+    trie: pt.PrefixTrie, recycled: RecyclingTable, state: Places, neighbours: Neighbours, like: Bundle | None
+) -> Bundle:
+    return Bundle([*trie, *recycled, *state, *neighbours], like)
 
 
 def namespace_bundle(
-    trie: pt.PrefixTrie, frequent: np.ndarray, recycled: RecyclingTable, model: Model, prompts: pt.PrefixTrie
-) -> Bundle:
-    return Bundle([*trie, frequent, *recycled, *model, *prompts])
+    trie: pt.PrefixTrie, frequent: np.ndarray, recycled: RecyclingTable, model: Model, prompts: pt.PrefixTrie,
+    like: Bundle | None,
+) -> Bundle:  # fmt: skip
+    return Bundle([*trie, frequent, *recycled, *model, *prompts], like)
 
 
 def corpora_bundle(successor_ids: np.ndarray, successor_probs: np.ndarray, indexes) -> Bundle:

@@ -36,6 +36,7 @@ class Namespace:
         self.memory = Memory(config.memory_tokens)
         self.prompts = Memory(config.prompt_tokens)
         self.dense = DenseMemory(config.dense_keys)
+        self.bundle: Bundle | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -55,7 +56,7 @@ class Namespace:
             or self.prompts.trie is not prompts
         ):
             self._published = self.memory.trie, self.memory.frequent, self.recycled, self.model, self.prompts.trie
-            self.bundle: Bundle = namespace_bundle(*self._published)
+            self.bundle = namespace_bundle(*self._published, self.bundle)
 
     def ensure_recycling(self) -> None:
         if len(self.recycled.keys) == 0:

@@ -40,6 +40,7 @@ MAX_CONTEXT = 8  # tokens; with copy pointers longer contexts add nothing
 MAX_SUCCESSORS = 48  # kept per context, most recently used first
 BLOCK = 32  # tokens
 BLOCK_BITS = 5
+ROOM = 256  # tokens, the least by which a trie grows
 
 ROOT, SKIP_ROOT = 0, 1
 # columns of PrefixTrie.nodes
@@ -104,21 +105,27 @@ def _resized(array: np.ndarray, length: int, fill: int) -> np.ndarray:
 
 
 def grown(trie: PrefixTrie) -> PrefixTrie:
-    """The same trie with half as much room again for the text, nodes and successors that are short."""
+    """The same trie with a quarter more room, at least for `ROOM` tokens more, wherever less than a sixteenth is left:
+    parts run short of room soon after one another, and every growth is a copy and a new description of the arrays."""
     text, nodes, successors, slots = trie.text, trie.nodes, trie.successors, trie.slots
     block_next, block_previous = trie.block_next, trie.block_previous
-    if trie.header[FREE_BLOCK] < 0 and trie.header[BLOCKS] == len(block_next):
-        blocks = len(block_next) * 3 // 2
+    blocks = len(block_next)
+    if trie.header[FREE_BLOCK] < 0 and 16 * trie.header[BLOCKS] >= 15 * blocks:
+        blocks += max(blocks // 4, ROOM // BLOCK)
         text = _resized(text, blocks * BLOCK, -1)
         block_next, block_previous = _resized(block_next, blocks, -1), _resized(block_previous, blocks, -1)
-    if len(nodes) - trie.header[LIVE_NODES] - 2 < 2 * _NODES_PER_TOKEN:
-        nodes = _resized(nodes, len(nodes) * 3 // 2 + 2 * _NODES_PER_TOKEN, 0)
-    if len(successors) - trie.header[LIVE_SUCCESSORS] < 2 * _SUCCESSORS_PER_TOKEN:
-        successors = _resized(successors, len(successors) * 3 // 2 + 2 * _SUCCESSORS_PER_TOKEN, 0)
+    if _short(len(nodes) - 2, trie.header[LIVE_NODES], _NODES_PER_TOKEN):
+        nodes = _resized(nodes, len(nodes) + max(len(nodes) // 4, ROOM), 0)
+    if _short(len(successors), trie.header[LIVE_SUCCESSORS], _SUCCESSORS_PER_TOKEN):
+        successors = _resized(successors, len(successors) + max(len(successors) // 4, ROOM // 2), 0)
     if 3 * len(nodes) > 2 * len(slots):
         slots = np.full(_slots_for(len(nodes)), -1, np.int32)
         rehash(trie, slots)
     return PrefixTrie(text, block_next, block_previous, nodes, successors, slots, trie.header)
+
+
+def _short(length: int, used: int, per_token: int) -> bool:
+    return 16 * used >= 15 * length or length - used < 2 * per_token
 
 
 @kernel(allocates=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from redraft.retrieval import best_first
 from redraft.retrieval import prefix_trie as pt
-from redraft.retrieval.blend import MEMORY_POINTER
+from redraft.retrieval.bundle import Bundle
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.dense_search import SURE, DenseSearch, checked_states
 from redraft.retrieval.draft_tree import DraftTree, Source
@@ -80,6 +80,7 @@ class Session:
         self._remembered = max(len(prompt) - PROMPT_TAIL, 0)  # what comes before this has joined the memory, or will not
         self._recycled = drafter.no_recycling
         self._proposal = _NO_DRAFT
+        self._bundle: Bundle | None = None
         self._dense: DenseSearch | None = None  # made when the target first sends its state
         self._take_prompt(prompt)
 
@@ -112,7 +113,7 @@ class Session:
     def _describe(self) -> None:
         """Describe the arrays of this session anew, some of which have been replaced."""
         neighbours = self._dense.neighbours if self._dense is not None else _NO_NEIGHBOURS
-        self._bundle = session_bundle(self._trie, self._recycled, self._state, neighbours)
+        self._bundle = session_bundle(self._trie, self._recycled, self._state, neighbours, self._bundle)
 
     def _follow(self, tokens: np.ndarray) -> None:
         namespace = self._namespace.bundle
@@ -220,7 +221,7 @@ class Session:
         Raises SessionClosedError, ValueError, TypeError; nothing is taken in then.
         """
         vocab_size = self._drafter.config.vocab_size
-        tokens = np.array(as_tokens(tokens, vocab_size))
+        tokens = as_tokens(tokens, vocab_size).copy()
         if candidates is not None:
             candidates = _own_candidates(candidates, vocab_size)
         with self._lock:
@@ -235,28 +236,28 @@ class Session:
                     self._take_states(hidden)
                 if candidates is not None:
                     self._recycle(candidates)
-                self._namespace.publish()
 
     def _learn(self, tokens: np.ndarray) -> None:
         _, addresses = _workspace()
         namespace, done = self._namespace.bundle, 0
-        while done < len(tokens):
-            self._tail, done = best_first.learn_tokens(
+        while True:
+            self._tail, done, length, copied_from = best_first.learn_tokens(
                 self._bundle.addresses, namespace.addresses, self._indexes.bundle.addresses, addresses,
                 self._proposal.addresses, self._drafter.enabled, self._tail, tokens, done,
             )  # fmt: skip
-            if done < len(tokens):
-                self._trie = pt.grown(self._trie)
-                self._describe()
-        copied_from = self._state.pointers[0, MEMORY_POINTER]
+            if done == len(tokens):
+                break
+            self._trie = pt.grown(self._trie)
+            self._describe()
         if copied_from >= 0:
-            self._namespace.memory.touch(int(copied_from))
-        if self.length - self._remembered >= SHARE_LAG + SHARE_STEP:
-            self._remember(self.length - SHARE_LAG)
+            self._namespace.memory.touch(copied_from)
+        if length - self._remembered >= SHARE_LAG + SHARE_STEP:
+            self._remember(length - SHARE_LAG)
 
     def _remember(self, end: int) -> None:
         """The output up to `end` joins the namespace's memory, where other sessions find it."""
         self._namespace.memory.append(self.id, self._trie.text[self._remembered : end].copy())
+        self._namespace.publish()
         self._remembered = end
 
     def _withdraw(self, length: int) -> None:
@@ -282,6 +283,7 @@ class Session:
         rows = candidates.tokens, candidates.previous, candidates.ids, candidates.probs
         learn_rows(self._recycled, *rows)
         learn_rows(self._namespace.recycled, *rows)
+        self._namespace.publish()
 
     def tokens(self) -> np.ndarray:
         """int32[length]: prompt and everything committed; a copy."""

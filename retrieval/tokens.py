@@ -30,9 +30,10 @@ def as_tokens(values, vocab_size: int | None = None, *, what: str = "tokens") ->
         raise ValueError(f"{what}: wanted a one-dimensional sequence of token ids, got shape {array.shape}")
     if array.dtype.kind not in "iu":
         raise TypeError(f"{what}: wanted integer token ids, got {array.dtype} values such as {array[0]!r}")
-    if len(array) <= _FEW:  # a step's tokens: NumPy's reductions would take longer than all else here
+    if len(array) <= _FEW:  # a step's tokens: NumPy's reductions, or min and max, would take longer than all else here
         few = array.tolist()
-        low, high = min(few), max(few)
+        few.sort()
+        low, high = few[0], few[-1]
     else:
         low, high = int(array.min()), int(array.max())
     limit = _INT32_MAX if vocab_size is None else vocab_size - 1
@@ -41,7 +42,7 @@ def as_tokens(values, vocab_size: int | None = None, *, what: str = "tokens") ->
     if high > limit:
         wanted = f"the vocabulary has {vocab_size} ids" if vocab_size is not None else "ids must fit in int32"
         raise ValueError(f"{what}: token id {high} at position {int(array.argmax())} is too large, {wanted}")
-    return np.ascontiguousarray(array, np.int32)
+    return np.asarray(array, np.int32, order="C")
 
 
 def as_count(value, most: int, what: str) -> int:
@@ -57,7 +58,7 @@ def as_count(value, most: int, what: str) -> int:
 
 def as_probability(value, what: str) -> float:
     """Return a number of 0..1 as a float (kernels are compiled for floats). Raises TypeError, ValueError."""
-    if not isinstance(value, numbers.Real):
+    if type(value) is not float and not isinstance(value, numbers.Real):  # the latter takes a third of a microsecond
         raise TypeError(f"{what}: wanted a number of 0..1, got {value!r}")
     if not 0 <= value <= 1:
         raise ValueError(f"{what}: wanted 0..1, got {value}")

@@ -91,6 +91,22 @@ def test_a_bundle_keeps_its_arrays_alive():
     assert all(array.ctypes.data == address for array, address in zip(bundled.arrays, bundled.addresses[::2]))
 
 
+def test_a_bundle_like_another_holds_the_new_arrays():
+    rng = np.random.default_rng(2)
+    former, other = arrays(rng, 20), arrays(rng, 30)
+    for replaced in ([], [0], [3, 8], list(range(9))):
+        new = [other[i] if i in replaced else array for i, array in enumerate(former)]
+        known = Bundle(former)
+        bundled = Bundle(new, known)
+        assert bundled.addresses.tolist() == Bundle(new).addresses.tolist()
+        assert known.addresses.tolist() == Bundle(former).addresses.tolist(), "a bundle is never changed"
+        assert all(held is array for held, array in zip(bundled.arrays, new))
+    with pytest.raises(ValueError, match="array 1 is not C-contiguous"):
+        Bundle([former[0], np.arange(10)[::2], *former[2:]], Bundle(former))
+    with pytest.raises(ValueError):
+        Bundle(former[:-1], Bundle(former))
+
+
 def test_what_a_bundle_cannot_hold():
     with pytest.raises(ValueError, match="array 1 is not C-contiguous"):
         Bundle([np.arange(4), np.arange(10)[::2]])
