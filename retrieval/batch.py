@@ -22,7 +22,7 @@ import numpy as np
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.best_first import MAX_BUDGET, _workspace_at, draft_tree, learn_tokens
 from redraft.retrieval.bundle import int64s
-from redraft.retrieval.candidates import Candidates
+from redraft.retrieval.candidates import NO_LIMIT, Candidates, all_sound
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import RedraftError
 from redraft.retrieval.kernel import kernel
@@ -31,7 +31,7 @@ from redraft.retrieval.session import RECYCLED_ROWS, SHARE_LAG, SHARE_STEP, Sess
 from redraft.retrieval.token_recycling import learn_rows, new_table
 from redraft.retrieval.tokens import as_count, as_probability, as_tokens
 
-__all__ = ["commit_all", "draft_all"]
+__all__ = ["apart", "commit_all", "commit_joined", "draft_all", "draft_joined"]
 
 OWNERS = 4  # bundles listed per session: its own, its namespace's, the indexes', the caller's draft
 # Columns of a commit: its tokens, its rows of candidates and their ids in the joined arrays, the length at which output
@@ -40,77 +40,92 @@ BEGIN, END, ROW, ROWS, WIDTH, ID, SHARE_AT, TAIL, DONE, COPIED_FROM = range(10)
 AT_ONCE = 16  # commits under one lock
 WORTH_A_THREAD = 8  # drafts: the hop to another thread and back takes as long as one or two
 _MISTAKES = (RedraftError, TypeError, ValueError)
-_NO_LIMIT = 2**31
-_NO_IDS, _NO_PROBS = np.empty(0, np.int32), np.empty(0, np.float32)
+_NO_IDS, _NO_PROBS, _NO_SOURCES = np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint8)
 
 
 # --- commits ---------------------------------------------------------------------------------------------------------
 def commit_all(requests) -> list[Exception | None]:
     """Commit to many sessions of one drafter, in order. requests: (session, tokens, candidates, hidden) each.
 
-    Returns for each what `Session.commit` would raise of the caller's mistakes, or None. Locks are held for `AT_ONCE`
-    commits at a time, some half a millisecond, so that another session of the namespace waits no longer than that.
+    Returns for each what `Session.commit` would raise of the caller's mistakes, or None.
     """
-    errors = []
-    for begin in range(0, len(requests), AT_ONCE):
-        errors += _commit_some(requests[begin : begin + AT_ONCE])
-    return errors
-
-
-def _commit_some(requests) -> list[Exception | None]:
-    sessions = [request[0] for request in requests]
+    if len({request[0] for request in requests}) < len(requests) or any(hidden is not None for *_, hidden in requests):
+        return _one_by_one(requests)
     errors: list[Exception | None] = [None] * len(requests)
-    alone = len(requests) == 1 or len(set(sessions)) < len(sessions)
-    if alone or any(hidden is not None for *_, hidden in requests):
-        for i, (session, *rest) in enumerate(requests):
-            try:
-                session.commit(*rest)
-            except _MISTAKES as error:
-                errors[i] = error
-        return errors
-    with _holding([session._lock for session in sorted(sessions, key=_id)]):
-        batch = []
+    joined = _joined(requests)
+    if joined is None:  # something is wrong or has to be converted: look at each by itself
+        sound = []
         for i, (session, tokens, candidates, _) in enumerate(requests):
+            vocab_size = session._drafter.config.vocab_size
             try:
-                session._ready()
-                batch.append((session, tokens, candidates))
+                tokens = as_tokens(tokens, vocab_size)
+                candidates = None if candidates is None else _own_candidates(candidates, vocab_size)
+                sound.append((i, (session, tokens, candidates, None)))
             except _MISTAKES as error:
                 errors[i] = error
-        joined = _joined(batch)
-        if joined is None:  # something is wrong or has to be converted: look at each by itself
-            batch = []
-            for i, (session, tokens, candidates, _) in enumerate(requests):
-                vocab_size = session._drafter.config.vocab_size
-                try:
-                    tokens = as_tokens(tokens, vocab_size)
-                    candidates = None if candidates is None else _own_candidates(candidates, vocab_size)
-                    if errors[i] is None:
-                        batch.append((session, tokens, candidates))
-                except _MISTAKES as error:
-                    errors[i] = errors[i] or error
-            joined = _joined(batch)
-        if batch:
-            _learn([session for session, *_ in batch], *joined)
+        places, requests = [i for i, _ in sound], [request for _, request in sound]
+        joined = _joined(requests)
+    else:
+        places = range(len(requests))
+    for i, error in zip(places, _commit([session for session, *_ in requests], *joined)):
+        errors[i] = error
     return errors
 
 
-def _joined(batch) -> tuple | None:
-    """The commits as rows of an int64[n, 10], tokens, and the four arrays of candidates; None if anything is not right."""
-    rows, tokens, n_rows, n_ids, n_tokens, opinions = [], [], 0, 0, 0, []
-    for session, new, candidates in batch:
+def commit_joined(sessions, sizes, tokens, last, previous, ids, probs, hidden=None) -> list[Exception | None]:
+    """`commit_all` for arrays that are joined already, a session's after the other's, as they come off the wire.
+
+    sizes: (tokens, rows of candidates, ids of candidates) of each session, no session twice. tokens, and the arrays of
+    `Candidates`, `last` being its tokens and `ids` and `probs` flat: int32 and float32, writable. hidden: each session's
+    states or None.
+    """
+    alone = len(sessions) == 1 or hidden is not None and any(states is not None for states in hidden)
+    limit = (sessions[0]._drafter.config.vocab_size or NO_LIMIT) if sessions else NO_LIMIT
+    if alone or not all_sound(tokens, last, previous, ids, probs, limit):
+        requests = apart(sessions, sizes, tokens, last, previous, ids, probs, hidden)
+        return _one_by_one(requests) if alone else commit_all(requests)
+    return _commit(sessions, sizes, tokens, last, previous, ids, probs)
+
+
+def apart(sessions, sizes, tokens, last, previous, ids, probs, hidden=None) -> list[tuple]:
+    """The requests of `commit_all`, from the arguments of `commit_joined`."""
+    requests, begin, row, first = [], 0, 0, 0
+    for session, (length, rows, numbers), states in zip(sessions, sizes, hidden or [None] * len(sessions)):
+        candidates = None
+        if rows:
+            opinions, these = slice(row, row + rows), slice(first, first + numbers)
+            table = ids[these].reshape(rows, -1), probs[these].reshape(rows, -1)
+            candidates = Candidates(last[opinions], previous[opinions], *table)
+        requests.append((session, tokens[begin : begin + length], candidates, states))
+        begin, row, first = begin + length, row + rows, first + numbers
+    return requests
+
+
+def _one_by_one(requests) -> list[Exception | None]:
+    errors: list[Exception | None] = []
+    for session, *rest in requests:
+        try:
+            session.commit(*rest)
+            errors.append(None)
+        except _MISTAKES as error:
+            errors.append(error)
+    return errors
+
+
+def _joined(requests) -> tuple | None:
+    """The arguments of `_commit`, from the requests of `commit_all`; None if anything is not right."""
+    sizes, tokens, opinions = [], [], []
+    for _, new, candidates, _ in requests:
         if type(new) is not np.ndarray or new.dtype != np.int32 or new.ndim != 1:
             return None
-        height = width = 0
+        rows = numbers = 0
         if candidates is not None:
             if not (isinstance(candidates, Candidates) and candidates.regular):
                 return None
-            height, width = candidates.ids.shape
+            rows, numbers = len(candidates.tokens), candidates.ids.size
             opinions.append(candidates)
-        end = n_tokens + len(new)
-        share_at = session._remembered + SHARE_LAG + SHARE_STEP
-        rows.append((n_tokens, end, n_rows, height, width, n_ids, share_at, session._tail, 0, -1))
+        sizes.append((len(new), rows, numbers))
         tokens.append(new)
-        n_tokens, n_rows, n_ids = end, n_rows + height, n_ids + height * width
     flat = np.concatenate(tokens) if tokens else _NO_IDS
     if opinions:
         last, previous = np.concatenate([c.tokens for c in opinions]), np.concatenate([c.previous for c in opinions])
@@ -118,10 +133,33 @@ def _joined(batch) -> tuple | None:
         probs = np.concatenate([c.probs.reshape(-1) for c in opinions])
     else:
         last, previous, ids, probs = _NO_IDS, _NO_IDS, _NO_IDS, _NO_PROBS
-    limit = batch[0][0]._drafter.config.vocab_size or _NO_LIMIT if batch else _NO_LIMIT
-    if not _sound(flat, last, previous, ids, probs, limit):
-        return None
-    return np.array(rows, np.int64).reshape(-1, 10), flat, last, previous, ids, probs
+    limit = (requests[0][0]._drafter.config.vocab_size or NO_LIMIT) if requests else NO_LIMIT
+    return (sizes, flat, last, previous, ids, probs) if all_sound(flat, last, previous, ids, probs, limit) else None
+
+
+def _commit(sessions, sizes, *arrays) -> list[Exception | None]:
+    """Take in arrays that are checked. Locks are held for `AT_ONCE` commits at a time, some half a millisecond, so that
+    another session of the namespace waits no longer than that."""
+    errors: list[Exception | None] = [None] * len(sessions)
+    begin = row = first = 0
+    for start in range(0, len(sessions), AT_ONCE):
+        some = sessions[start : start + AT_ONCE]
+        with _holding([session._lock for session in sorted(some, key=_id)]):
+            ready, commits = [], []
+            for i, session in enumerate(some, start):
+                length, rows, numbers = sizes[i]
+                end, width = begin + length, numbers // rows if rows else 0
+                try:
+                    session._ready()
+                    share_at = session._remembered + SHARE_LAG + SHARE_STEP
+                    commits.append((begin, end, row, rows, width, first, share_at, session._tail, 0, -1))
+                    ready.append(session)
+                except _MISTAKES as error:
+                    errors[i] = error
+                begin, row, first = end, row + rows, first + numbers
+            if ready:
+                _learn(ready, np.array(commits, np.int64), *arrays)
+    return errors
 
 
 def _learn(sessions: list[Session], commits, tokens, last, previous, ids, probs) -> None:
@@ -198,59 +236,66 @@ def learn_batch(owners, workspace, enabled, commits, begin, tokens, last, previo
     return len(commits)
 
 
-@kernel(allocates=False)
-def _sound(tokens, last, previous, ids, probs, limit):
-    """Whether all ids are in 0..limit-1 (`previous` may be -1) and all probabilities in 0..1."""
-    for token in tokens:
-        if not 0 <= token < limit:
-            return False
-    for row in range(len(last)):
-        if not (0 <= last[row] < limit and -1 <= previous[row] < limit):
-            return False
-    for i in range(len(ids)):
-        if not (0 <= ids[i] < limit and 0.0 <= probs[i] <= 1.0001):
-            return False
-    return True
-
-
 # --- drafts ----------------------------------------------------------------------------------------------------------
 def draft_all(requests, beside: Executor | None = None) -> list[DraftTree | Exception]:
     """A tree for each of many sessions of one drafter. requests: (session, max_nodes, min_prob, proposal) each.
 
     Returns the trees, or what `Session.draft` would raise of the caller's mistakes. `beside`: draft half of them there.
     """
-    answers: list[DraftTree | Exception] = [DraftTree.empty()] * len(requests)
+    places, *arrays, origins = _draft(requests, beside, Session._origin)
+    return [
+        place if isinstance(place, Exception) else DraftTree(*[array[slice(*place)] for array in arrays], origin)
+        for place, origin in zip(places, origins)
+    ]
+
+
+def draft_joined(requests, beside: Executor | None = None) -> tuple:
+    """`draft_all` for who passes the trees on: (places, tokens, parents, probs, sources), the trees' arrays joined.
+
+    places: (begin, end) of each tree in the arrays, or an exception. There may be unused room between trees.
+    """
     if len(requests) == 1:
         session, *arguments = requests[0]
         try:
-            return [session.draft(*arguments)]
+            tree = session.draft(*arguments)
         except _MISTAKES as error:
-            return [error]
+            return [error], _NO_IDS, _NO_IDS, _NO_PROBS, _NO_SOURCES
+        return [(0, len(tree))], tree.tokens, tree.parents, tree.probs, tree.sources
+    return _draft(requests, beside)[:5]
+
+
+def _draft(requests, beside: Executor | None, origin_of=lambda session: None) -> tuple:
+    """The answer of `draft_joined`, and what `origin_of` each session says at the time of the draft."""
+    places: list[tuple[int, int] | Exception] = [(0, 0)] * len(requests)
+    origins = [None] * len(requests)
     with _holding([session._lock for session in sorted({request[0] for request in requests}, key=_id)]):
         batch = []
         for i, (session, max_nodes, min_prob, proposal) in enumerate(requests):
             config = session._drafter.config
             try:
-                budget = as_count(config.max_nodes if max_nodes is None else max_nodes, MAX_BUDGET, "max_nodes")
-                floor = as_probability(config.min_prob if min_prob is None else min_prob, "min_prob")
+                budget = config.max_nodes if max_nodes is None else as_count(max_nodes, MAX_BUDGET, "max_nodes")
+                floor = config.min_prob if min_prob is None else as_probability(min_prob, "min_prob")
                 session._ready()
                 session._propose(proposal)
             except _MISTAKES as error:
-                answers[i] = error
+                places[i] = error
                 continue
             if budget:
                 if session._dense is not None and session._dense.waiting:
                     session._search()
-                batch.append((i, session, budget, floor, session._proposal, session._origin()))
-        if batch:
-            places, sessions, budgets, floors, proposals, origins = zip(*batch)
-            for i, tree, origin in zip(places, _drafted(sessions, budgets, floors, proposals, beside), origins):
-                answers[i] = DraftTree(*tree, origin)
-    return answers
+                batch.append((i, session, budget, floor, session._proposal))
+                origins[i] = origin_of(session)
+        if not batch:
+            return places, _NO_IDS, _NO_IDS, _NO_PROBS, _NO_SOURCES, origins
+        numbers, sessions, budgets, floors, proposals = zip(*batch)
+        starts, sizes, trees = _drafted(sessions, budgets, floors, proposals, beside)
+    for i, start, size in zip(numbers, starts, sizes):
+        places[i] = start, start + size
+    return places, *trees, origins
 
 
-def _drafted(sessions, budgets, floors, proposals, beside: Executor | None):
-    """(tokens, parents, probs, sources) for each session. Their locks are held."""
+def _drafted(sessions, budgets, floors, proposals, beside: Executor | None) -> tuple:
+    """Where each session's tree begins, its number of nodes, and the arrays of all trees. The sessions' locks are held."""
     owners, bundles = _owners(sessions, proposals)
     ends = np.cumsum(budgets)
     room = int(ends[-1])
@@ -273,9 +318,7 @@ def _drafted(sessions, budgets, floors, proposals, beside: Executor | None):
         else:
             other_half.result()
     del bundles  # the arrays were in use until here
-    return [
-        [array[start : start + size] for array in trees] for start, size in zip(starts.tolist(), sizes.tolist())
-    ]
+    return starts.tolist(), sizes.tolist(), trees
 
 
 @kernel(allocates=False)

@@ -9,7 +9,7 @@ import numpy as np
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.tokens import as_tokens
 
-__all__ = ["Candidates"]
+__all__ = ["NO_LIMIT", "Candidates", "all_sound"]
 
 
 @dataclass(frozen=True)
@@ -80,24 +80,36 @@ class Candidates:
 
     def sound(self, vocab_size: int | None = None) -> bool:
         """Whether `checked` would return the same, if they are arrays that the kernel takes; False for all others."""
-        arrays = self.tokens, self.previous, self.ids, self.probs
-        return (
+        tokens, previous, ids, probs = self.tokens, self.previous, self.ids, self.probs
+        if not (
             self.regular
-            and all(array.flags.carray for array in arrays)
-            and _sound(*arrays, _NO_LIMIT if vocab_size is None else vocab_size)
-        )
+            and tokens.flags.carray
+            and previous.flags.carray
+            and ids.flags.carray
+            and probs.flags.carray
+        ):
+            return False
+        limit = NO_LIMIT if vocab_size is None else vocab_size
+        return all_sound(_NONE, tokens, previous, ids.reshape(-1), probs.reshape(-1), limit)
 
 
-_NO_LIMIT = 2**31
+NO_LIMIT = 2**31  # of ids, where the vocabulary's size is not known
+_NONE = np.empty(0, np.int32)
 
 
 @kernel(allocates=False)
-def _sound(tokens, previous, ids, probs, limit):
-    """Whether all ids are in 0..limit-1 (`previous` may be -1) and all probabilities in 0..1."""
-    for row in range(len(tokens)):
-        if not (0 <= tokens[row] < limit and -1 <= previous[row] < limit):
+def all_sound(tokens, last, previous, ids, probs, limit):
+    """Whether all ids are in 0..limit-1 (`previous` may be -1) and all probabilities in 0..1; arrays of one dimension.
+
+    tokens: of commits; last, previous, ids, probs: of the candidates of one commit or many.
+    """
+    for token in tokens:
+        if not 0 <= token < limit:
             return False
-        for column in range(ids.shape[1]):
-            if not (0 <= ids[row, column] < limit and 0.0 <= probs[row, column] <= 1.0001):
-                return False
+    for row in range(len(last)):
+        if not (0 <= last[row] < limit and -1 <= previous[row] < limit):
+            return False
+    for i in range(len(ids)):
+        if not (0 <= ids[i] < limit and 0.0 <= probs[i] <= 1.0001):
+            return False
     return True

@@ -87,13 +87,13 @@ class Drafter:
                 raise answer
         return trees
 
-    def commit_all(self, requests) -> list[Exception | None]:
-        """`Session.commit` for many; see `batch.commit_all`."""
-        return batch.commit_all(requests)
+    def commit_joined(self, *commits) -> list[Exception | None]:
+        """`Session.commit` for many; see `batch.commit_joined`."""
+        return batch.commit_joined(*commits)
 
-    def draft_all(self, requests, beside: Executor | None = None) -> list[DraftTree | Exception]:
-        """`Session.draft` for many; see `batch.draft_all`."""
-        return batch.draft_all(requests, beside)
+    def draft_joined(self, requests, beside: Executor | None = None) -> tuple:
+        """`Session.draft` for many; see `batch.draft_joined`."""
+        return batch.draft_joined(requests, beside)
 
     def discard(self, session: Session) -> None:
         """Called by a session that closes."""

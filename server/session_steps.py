@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.errors import SessionClosedError
 from redraft.server.session_table import HeldSession, StreamSessions
 from redraft.v1 import drafting_pb2 as pb
-from redraft.v1.wire import pack_float32, pack_int32, unpack_float32, unpack_int32
+from redraft.v1.wire import join_float32, join_int32, pack_float32, pack_int32, unpack_float32, unpack_int32
 
 __all__ = ["Activity", "StepError", "answer", "close_quietly", "expected_microseconds", "read_steps"]
 
@@ -90,36 +89,117 @@ def answer(drafter, stream: StreamSessions, steps, reply, activity: Activity, be
 
     Commits, or drafts, that follow each other are one call of the drafter. `beside`: where it may do half of the drafts.
     """
-    failed: dict[int, Exception] = {}
+    message = _Message(drafter, stream, reply, activity, beside)
     for action, run in _runs(steps):
-        asked = []
+        if action == "commit":
+            message.commit(run)
+        elif action == "draft":
+            message.draft(run)
+        else:
+            message.do(action, run)
+
+
+class _Message:
+    """One message being answered: sessions that have failed in it take no further part."""
+
+    def __init__(self, drafter, stream: StreamSessions, reply, activity: Activity, beside: Executor | None) -> None:
+        self._drafter, self._stream, self._beside = drafter, stream, beside
+        self._reply, self._activity = reply, activity
+        self._failed: set[int] = set()
+
+    def commit(self, run) -> None:
+        """Commit to the sessions of a run, whose arrays are joined as bytes and looked at once."""
+        ids, sessions, sizes, parts, states = [], [], [], [], []
         for session_id, fields in run:
-            if session_id in failed:
+            if session_id not in self._failed:
+                try:
+                    session = _session(self._stream, session_id)
+                    arrays = _commit_arrays(session, fields)
+                    states.append(_hidden(fields.hidden, self._drafter.hidden_size) if fields.hidden else None)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the other sessions go on
+                    self._report(session_id, "commit", error)
+                    continue
+                tokens, last, _, numbers, _ = arrays
+                sizes.append((len(tokens) // 4, len(last) // 4, len(numbers) // 4))
+                ids.append(session_id)
+                sessions.append(session)
+                parts.append(arrays)
+        if not ids:
+            return
+        try:
+            *int32, probs = zip(*parts)
+            answers = self._drafter.commit_joined(sessions, sizes, *map(join_int32, int32), join_float32(probs), states)
+        except Exception as error:  # noqa: BLE001 - the state of all these sessions is unknown, others go on
+            answers = [error] * len(ids)
+        for session_id, size, error in zip(ids, sizes, answers):
+            if error is not None:
+                self._report(session_id, "commit", error)
+            else:
+                self._activity.committed_tokens += size[0]
+
+    def draft(self, run) -> None:
+        """Draft for the sessions of a run."""
+        ids, requests = [], []
+        for session_id, fields in run:
+            if session_id not in self._failed:
+                try:
+                    requests.append(_draft_request(self._stream, session_id, fields))
+                    ids.append(session_id)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the other sessions go on
+                    self._report(session_id, "draft", error)
+        if not ids:
+            return
+        try:
+            places, *arrays = self._drafter.draft_joined(requests, self._beside)
+        except Exception as error:  # noqa: BLE001 - the state of all these sessions is unknown, others go on
+            places, arrays = [error] * len(ids), [np.empty(0)] * 4
+        tokens, parents, probs, sources = arrays
+        tokens, parents, probs = pack_int32(tokens), pack_int32(parents), pack_float32(probs)
+        sources, add = sources.tobytes(), self._reply.trees.add
+        trees = nodes = 0
+        for session_id, place in zip(ids, places):
+            if isinstance(place, Exception):
+                self._report(session_id, "draft", place)
                 continue
-            try:
-                if action not in _ACTIONS:
-                    text = "the step has no action that this server knows"
-                    raise StepError(pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, text)
-                request = _ACTIONS[action](drafter, stream, session_id, fields, activity)
-                if request is not None:
-                    asked.append((session_id, request))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other sessions go on
-                failed[session_id] = error
-                _report(stream, session_id, action, error, reply, activity)
-        if asked:
-            requests = [request for _, request in asked]
-            try:
-                answers = drafter.commit_all(requests) if action == "commit" else drafter.draft_all(requests, beside)
-            except Exception as error:  # noqa: BLE001 - the state of all these sessions is unknown, others go on
-                answers = [error] * len(requests)
-            for (session_id, request), got in zip(asked, answers):
-                if isinstance(got, Exception):
-                    failed[session_id] = got
-                    _report(stream, session_id, action, got, reply, activity)
-                elif got is None:
-                    activity.committed_tokens += len(request[1])
-                else:
-                    _add_tree(reply, session_id, got, activity)
+            begin, end = place
+            four = slice(4 * begin, 4 * end)
+            add(
+                session_id=session_id,
+                tokens=tokens[four],
+                parents=parents[four],
+                probs=probs[four],
+                sources=sources[begin:end],
+            )
+            trees += 1
+            nodes += end - begin
+        self._activity.trees += trees
+        self._activity.nodes += nodes
+
+    def do(self, action: str, run) -> None:
+        """Open, truncate or close the sessions of a run, one by one."""
+        for session_id, fields in run:
+            if session_id not in self._failed:
+                try:
+                    if action not in _ACTIONS:
+                        text = "the step has no action that this server knows"
+                        raise StepError(pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, text)
+                    _ACTIONS[action](self._drafter, self._stream, session_id, fields, self._activity)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the other sessions go on
+                    self._report(session_id, action, error)
+
+    def _report(self, session_id: int, action: str, error: Exception) -> None:
+        """Add an error to the reply; a session that failed for no fault of the caller's is dropped."""
+        self._failed.add(session_id)
+        if isinstance(error, StepError):
+            code, text = error.code, str(error)
+        elif isinstance(error, (TypeError, ValueError)):
+            code, text = pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, str(error)
+        else:
+            _log.error("session %d: %s failed, the session is dropped", session_id, action, exc_info=error)
+            code, text = pb.SESSION_ERROR_CODE_INTERNAL, f"{action} failed: {type(error).__name__}: {error}"
+            close_quietly(self._stream.remove(session_id))
+        self._activity.errors[code] += 1
+        self._reply.errors.add(session_id=session_id, code=code, message=f"session {session_id}: {text}")
 
 
 def _runs(steps) -> Iterator[tuple[str, list]]:
@@ -134,20 +214,6 @@ def _runs(steps) -> Iterator[tuple[str, list]]:
         ids.add(session_id)
     if run:
         yield present, run
-
-
-def _report(stream: StreamSessions, session_id: int, action: str, error: Exception, reply, activity: Activity) -> None:
-    """Add an error to the reply; a session that failed for no fault of the caller's is dropped."""
-    if isinstance(error, StepError):
-        code, text = error.code, str(error)
-    elif isinstance(error, (TypeError, ValueError)):
-        code, text = pb.SESSION_ERROR_CODE_INVALID_ARGUMENT, str(error)
-    else:
-        _log.error("session %d: %s failed, the session is dropped", session_id, action, exc_info=error)
-        code, text = pb.SESSION_ERROR_CODE_INTERNAL, f"{action} failed: {type(error).__name__}: {error}"
-        close_quietly(stream.remove(session_id))
-    activity.errors[code] += 1
-    reply.errors.add(session_id=session_id, code=code, message=f"session {session_id}: {text}")
 
 
 def close_quietly(held: HeldSession | None) -> None:
@@ -173,43 +239,40 @@ def _open(drafter, stream: StreamSessions, session_id: int, fields, activity: Ac
     activity.opened += 1
 
 
-def _commit(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> tuple:
-    """The request of `commit_all`."""
-    session = _session(stream, session_id)
-    tokens = unpack_int32(fields.tokens, "tokens")
+def _commit_arrays(session, fields) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+    """Tokens and the four arrays of candidates, of lengths that fit; what is in them is for the drafter to check."""
     if fields.start != session.length:
         kind = "leaves a gap" if fields.start > session.length else "repeats what is there"
         raise StepError(
             pb.SESSION_ERROR_CODE_POSITION_MISMATCH,
             f"the commit starts at {fields.start} and {kind}, the session has {session.length} tokens",
         )
-    candidates = _candidates(fields.candidates) if fields.HasField("candidates") else None
-    hidden = _hidden(fields.hidden, drafter.hidden_size) if fields.hidden else None
-    return session, tokens, candidates, hidden
+    tokens, there = fields.tokens, fields.candidates
+    last, previous, ids, probs = there.tokens, there.previous, there.ids, there.probs
+    if (len(tokens) | len(last) | len(previous) | len(ids) | len(probs)) % 4:
+        for name in ("tokens", "previous", "ids", "probs"):
+            unpack_int32(getattr(there, name), f"candidates.{name}")
+        unpack_int32(tokens, "tokens")
+    rows = len(last) // 4
+    if len(ids) // 4 % rows if rows else ids:
+        raise ValueError(f"candidates.ids: wanted a multiple of {rows} (one row per position), got {len(ids) // 4} ids")
+    if len(probs) != len(ids):
+        raise ValueError(f"candidates.probs: wanted {len(ids) // 4} values like ids, got {len(probs) // 4}")
+    if len(previous) != len(last):
+        raise ValueError(f"candidates.previous: wanted {rows} tokens like candidates.tokens, got {len(previous) // 4}")
+    return tokens, last, previous, ids, probs
 
 
 def _truncate(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> None:
     _session(stream, session_id).truncate(fields.length)
 
 
-def _draft(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> tuple:
-    """The request of `draft_all`."""
+def _draft_request(stream: StreamSessions, session_id: int, fields) -> tuple:
+    """The request of `Drafter.draft_joined`."""
     session = _session(stream, session_id)
     max_nodes = fields.max_nodes if fields.HasField("max_nodes") else None
     min_prob = fields.min_prob if fields.HasField("min_prob") else None
     return session, max_nodes, min_prob, _proposal(fields.proposal) if fields.HasField("proposal") else None
-
-
-def _add_tree(reply, session_id: int, tree: DraftTree, activity: Activity) -> None:
-    reply.trees.add(
-        session_id=session_id,
-        tokens=pack_int32(tree.tokens),
-        parents=pack_int32(tree.parents),
-        probs=pack_float32(tree.probs),
-        sources=tree.sources.tobytes(),
-    )
-    activity.trees += 1
-    activity.nodes += len(tree)
 
 
 def _close(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> None:
@@ -218,8 +281,7 @@ def _close(drafter, stream: StreamSessions, session_id: int, fields, activity: A
         held.session.close()
 
 
-# Each does its step, or returns what the drafter is to be asked for all sessions together.
-_ACTIONS = {"open": _open, "commit": _commit, "truncate": _truncate, "draft": _draft, "close": _close}
+_ACTIONS = {"open": _open, "truncate": _truncate, "close": _close}
 
 
 def _session(stream: StreamSessions, session_id: int):
@@ -244,21 +306,6 @@ def _hidden(data: bytes, size: int) -> np.ndarray:
     if size and len(hidden) % size:
         raise ValueError(f"hidden: wanted a multiple of {size} numbers, got {len(hidden)}")
     return hidden.reshape(-1, size) if size else hidden
-
-
-def _candidates(fields) -> Candidates:
-    """The arrays in their shapes; the drafter's session checks what is in them."""
-    tokens = unpack_int32(fields.tokens, "candidates.tokens")
-    ids = unpack_int32(fields.ids, "candidates.ids")
-    rows = len(tokens)
-    if len(ids) % rows if rows else len(ids):
-        raise ValueError(f"candidates.ids: wanted a multiple of {rows} (one row per position), got {len(ids)} ids")
-    shape = (rows, len(ids) // rows if rows else 0)
-    probs = unpack_float32(fields.probs, "candidates.probs")
-    if len(probs) != len(ids):
-        raise ValueError(f"candidates.probs: wanted {len(ids)} values like ids, got {len(probs)}")
-    previous = unpack_int32(fields.previous, "candidates.previous")
-    return Candidates(tokens, previous, ids.reshape(shape), probs.reshape(shape))
 
 
 def _proposal(fields):

@@ -20,6 +20,7 @@ import time
 
 import numpy as np
 
+from redraft.retrieval import batch
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.errors import IndexFormatError, SessionClosedError
@@ -232,11 +233,21 @@ class ScriptedDrafter:
             session.commit(tokens, *rest[:2])
         return [request[0].draft(proposal=request[4] if len(request) > 4 else None) for request in requests]
 
-    def commit_all(self, requests) -> list[Exception | None]:
-        return [_attempt(session.commit, *arguments) for session, *arguments in requests]
+    def commit_joined(self, *commits) -> list[Exception | None]:
+        return [_attempt(session.commit, *arguments) for session, *arguments in batch.apart(*commits)]
 
-    def draft_all(self, requests, beside=None) -> list[DraftTree | Exception]:
-        return [_attempt(session.draft, *arguments) for session, *arguments in requests]
+    def draft_joined(self, requests, beside=None) -> tuple:
+        answers = [_attempt(session.draft, *arguments) for session, *arguments in requests]
+        trees = [answer for answer in answers if isinstance(answer, DraftTree)]
+        places, end = [], 0
+        for answer in answers:
+            if isinstance(answer, DraftTree):
+                end += len(answer)
+                answer = end - len(answer), end
+            places.append(answer)
+        names = "tokens", "parents", "probs", "sources"
+        trees.append(DraftTree.empty())
+        return places, *[np.concatenate([getattr(tree, name) for tree in trees]) for name in names]
 
     def load_index(self, path) -> None:
         if "missing" in str(path):

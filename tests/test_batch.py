@@ -39,8 +39,8 @@ class Batched:
         self.open, self.drafter, self.beside = drafter.open, drafter, beside
 
     def step(self, items):
-        assert not any(self.drafter.commit_all([item[:4] for item in items]))
-        return self.drafter.draft_all([(session, None, None, proposal) for session, *_, proposal in items], self.beside)
+        assert not any(batch.commit_all([item[:4] for item in items]))
+        return batch.draft_all([(session, None, None, proposal) for session, *_, proposal in items], self.beside)
 
 
 def phrases(rng: random.Random, length: int) -> list[int]:
@@ -96,7 +96,7 @@ def test_a_thread_that_is_at_something_else_is_not_waited_for():
         sessions = [drafter.open([1, 2, 3, 1, 2, 3, 1]) for _ in range(batch.WORTH_A_THREAD)]
         busy = threading.Event()
         beside.submit(busy.wait, 60)
-        trees = drafter.draft_all([(session, 4, None, None) for session in sessions], beside)
+        trees = batch.draft_all([(session, 4, None, None) for session in sessions], beside)
         busy.set()
     assert all(tree.tokens[0] == 2 and len(tree) <= 4 for tree in trees)
 
@@ -117,7 +117,7 @@ def test_a_thread_that_is_at_something_else_is_not_waited_for():
 def test_what_is_wrong_is_returned_and_the_others_go_on(tokens, candidates, error):
     with Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
         one, wrong, other = (drafter.open([1, 2, 1]) for _ in range(3))
-        got = drafter.commit_all([(one, [2], None, None), (wrong, tokens, candidates, None), (other, [7], None, None)])
+        got = batch.commit_all([(one, [2], None, None), (wrong, tokens, candidates, None), (other, [7], None, None)])
         assert got[0] is got[2] is None and error in str(got[1])
         with pytest.raises(type(got[1])):
             wrong.commit(tokens, candidates)
@@ -133,7 +133,7 @@ def test_what_a_session_of_a_batch_copies_from_is_not_forgotten_first():
             with drafter.open([]) as session:
                 session.commit(passage)
         copying, beside = drafter.open(passages[0, :10]), drafter.open([], "elsewhere")
-        assert drafter.commit_all([(copying, passages[0, 10:50], None, None), (beside, passages[3], None, None)]) == [None] * 2
+        assert batch.commit_all([(copying, passages[0, 10:50], None, None), (beside, passages[3], None, None)]) == [None] * 2
         with drafter.open([]) as session:
             session.commit(passages[2, :60])
         for passage, known in zip(passages[:2], (True, False)):
@@ -146,7 +146,7 @@ def test_errors_of_a_batch_that_is_taken_in_by_parts():
     with Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
         sessions = [drafter.open([1]) for _ in range(n)]
         wrong = {0, batch.AT_ONCE, n - 1}
-        got = drafter.commit_all([(session, [-1 if i in wrong else 2], None, None) for i, session in enumerate(sessions)])
+        got = batch.commit_all([(session, [-1 if i in wrong else 2], None, None) for i, session in enumerate(sessions)])
         assert {i for i, error in enumerate(got) if error is not None} == wrong and len(got) == n
         assert [session.length for session in sessions] == [1 if i in wrong else 2 for i in range(n)]
 
@@ -155,21 +155,21 @@ def test_a_closed_session_and_a_bad_budget_are_their_own():
     with Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
         one, closed, other = (drafter.open([1, 2, 1, 2, 1]) for _ in range(3))
         closed.close()
-        got = drafter.commit_all([(one, [2], None, None), (closed, [2], None, None), (other, [2], None, None)])
+        got = batch.commit_all([(one, [2], None, None), (closed, [2], None, None), (other, [2], None, None)])
         assert got[0] is got[2] is None and isinstance(got[1], SessionClosedError)
-        got = drafter.draft_all([(one, None, None, None), (closed, None, None, None), (other, 513, None, None)])
+        got = batch.draft_all([(one, None, None, None), (closed, None, None, None), (other, 513, None, None)])
         assert got[0].tokens[0] == 1 and isinstance(got[1], SessionClosedError) and isinstance(got[2], ValueError)
-        assert len(drafter.draft_all([(one, 0, None, None), (other, 2, None, None)])[0]) == 0
+        assert len(batch.draft_all([(one, 0, None, None), (other, 2, None, None)])[0]) == 0
 
 
 def test_a_session_twice_and_what_has_to_be_converted():
     with Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
         one, other = drafter.open([]), drafter.open([])
         assert (
-            drafter.commit_all([(one, [1], None, None), (other, [5], None, None), (one, [2], None, None)]) == [None] * 3
+            batch.commit_all([(one, [1], None, None), (other, [5], None, None), (one, [2], None, None)]) == [None] * 3
         )
         loose = Candidates([1], [-1], [[3, 4]], [[0.5, 0.25]])  # lists, as somebody may write it
-        assert drafter.commit_all([(one, [3], loose, None), (other, (6,), None, None)]) == [None] * 2
+        assert batch.commit_all([(one, [3], loose, None), (other, (6,), None, None)]) == [None] * 2
         assert one.tokens().tolist() == [1, 2, 3] and other.tokens().tolist() == [5, 6]
         one.commit([1])
         assert {2, 3, 4} <= set(one.draft().tokens.tolist())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["pack_float32", "pack_int32", "unpack_float32", "unpack_int32"]
+__all__ = ["join_float32", "join_int32", "pack_float32", "pack_int32", "unpack_float32", "unpack_int32"]
 
 
 _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
@@ -36,6 +36,21 @@ def unpack_int32(data: bytes, what: str) -> np.ndarray:
 def unpack_float32(data: bytes, what: str) -> np.ndarray:
     """float32[len(data) / 4], read-only. `what` names the field in the ValueError for a length that is no multiple of 4."""
     return _unpack(data, _FLOAT32, what)
+
+
+def join_int32(parts: tuple[bytes, ...]) -> np.ndarray:
+    """The values of all parts, each a whole number of them, one part after the other; writable where there are several."""
+    return _join(parts, _INT32)
+
+
+def join_float32(parts: tuple[bytes, ...]) -> np.ndarray:
+    """The values of all parts, each a whole number of them, one part after the other; writable where there are several."""
+    return _join(parts, _FLOAT32)
+
+
+def _join(parts: tuple[bytes, ...], wire: np.dtype) -> np.ndarray:
+    array = np.frombuffer(parts[0] if len(parts) == 1 else bytearray().join(parts), wire)
+    return array if wire.isnative else array.astype(wire.newbyteorder("="))
 
 
 def _unpack(data: bytes, wire: np.dtype, what: str) -> np.ndarray:
