@@ -18,8 +18,9 @@ from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import SessionClosedError
 from redraft.retrieval.tokens import as_count
+from redraft.v1.wire import pack_int32
 
-__all__ = ["ClientSession", "Seat", "checked_candidates", "checked_hidden"]
+__all__ = ["ClientSession", "Seat"]
 
 
 @dataclass
@@ -81,7 +82,7 @@ class ClientSession:
         Raises SessionClosedError after close, ValueError or TypeError for bad ids.
         """
         self.check_open()
-        self._client.commit_all([(self, *self._client.checked_commit(tokens, candidates, hidden))])
+        self._client.commit_all([self], [(tokens, candidates, hidden)])
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens only. Raises ValueError for a length beyond the present one."""
@@ -106,7 +107,9 @@ class ClientSession:
 
     # What follows is called by the client, which holds its lock.
 
-    def append(self, tokens: np.ndarray, candidates: Candidates | None, hidden: np.ndarray | None) -> None:
+    def append(
+        self, tokens: np.ndarray, candidates: tuple[bytes, ...] | None = None, hidden: bytes | None = None
+    ) -> None:
         """Add checked tokens to the history, and queue the commit if the server has the session."""
         start, end = self._length, self._length + len(tokens)
         if end > len(self._tokens):
@@ -116,7 +119,7 @@ class ClientSession:
         self._tokens[start:end] = tokens
         self._length = end
         if self.seat is not None:
-            self.seat.unsent.append(Commit(start, tokens, candidates, hidden))
+            self.seat.unsent.append(Commit(start, pack_int32(tokens), candidates, hidden))
 
     def cut(self, length: int) -> None:
         """Shorten the history, and queue the truncation if the server has the session."""
@@ -124,29 +127,3 @@ class ClientSession:
         self.prompt_length = min(self.prompt_length, length)
         if self.seat is not None:
             self.seat.unsent.append(length)
-
-
-def checked_hidden(hidden) -> np.ndarray | None:
-    """float32[m, d] or None. Raises ValueError for another number of dimensions, and numbers that are not finite."""
-    if hidden is None:
-        return None
-    array = np.atleast_2d(np.asarray(hidden, np.float32))
-    if array.ndim != 2:
-        raise ValueError(f"hidden: wanted shape [d] or [m, d], got {list(array.shape)}")
-    if not np.isfinite(array).all():
-        raise ValueError("hidden: wanted finite numbers, got NaN or infinity")
-    return array
-
-
-def checked_candidates(candidates, vocab_size: int | None, *, compiled: bool) -> Candidates | None:
-    """The candidates as given. Raises TypeError for another type, else what `Candidates.checked` raises.
-
-    `compiled`: the quick check has been compiled; nobody waits for the compiler here.
-    """
-    if candidates is None:
-        return None
-    if not isinstance(candidates, Candidates):
-        raise TypeError(f"candidates: wanted redraft.Candidates or None, got {type(candidates).__name__}")
-    if compiled and candidates.sound(vocab_size):
-        return candidates
-    return Candidates.checked(candidates.tokens, candidates.previous, candidates.ids, candidates.probs, vocab_size)

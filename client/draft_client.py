@@ -28,8 +28,9 @@ from dataclasses import replace
 import grpc
 import numpy as np
 
+from redraft.client.checked_commits import checked_commits
 from redraft.client.circuit_breaker import CircuitBreaker
-from redraft.client.client_session import ClientSession, checked_candidates, checked_hidden
+from redraft.client.client_session import ClientSession
 from redraft.client.client_stats import ClientStats
 from redraft.client.connection import Connection, Sent
 from redraft.client.connection_keeper import ConnectionKeeper
@@ -150,18 +151,18 @@ class DraftClient:
         the trees in the same order. Raises before anything is committed if any request is wrong.
         """
         self._check_usable()
-        commits, proposals = [], []
+        sessions, commits, proposals = [], [], []
         for session, tokens, *rest in requests:
             if session._client is not self:
                 raise ValueError(f"session {session.id} belongs to another client")
             session.check_open()
             candidates, hidden, proposal = (*rest, None, None, None)[:3]
-            commits.append((session, *self.checked_commit(tokens, candidates, hidden)))
-            proposals.append(self.checked_proposal(proposal))
-        sessions = [commit[0] for commit in commits]
-        if len({session.id for session in sessions}) != len(sessions):
+            sessions.append(session)
+            commits.append((tokens, candidates, hidden))
+            proposals.append(None if proposal is None else self.checked_proposal(proposal))
+        if len(set(sessions)) != len(sessions):
             raise ValueError("step: a session may come only once in a batch")
-        self.commit_all(commits, posting=False)
+        self.commit_all(sessions, commits, posting=False)
         return self.draft_for(sessions, None, None, proposals)
 
     def load_index(self, path) -> None:
@@ -219,12 +220,6 @@ class DraftClient:
 
     # What sessions call.
 
-    def checked_commit(self, tokens, candidates, hidden) -> tuple:
-        """The arguments of a commit, checked; raises TypeError or ValueError."""
-        vocab_size = self._config.vocab_size
-        candidates = checked_candidates(candidates, vocab_size, compiled=self._compiled.is_set())
-        return as_tokens(tokens, vocab_size), candidates, checked_hidden(hidden)
-
     def checked_proposal(self, proposal):
         """A DraftTree, int32[n] or None; raises TypeError or ValueError."""
         if proposal is None:
@@ -233,11 +228,15 @@ class DraftClient:
             return proposal.check(vocab_size=self._config.vocab_size)
         return as_tokens(proposal, self._config.vocab_size, what="proposal")
 
-    def commit_all(self, commits, posting: bool = True) -> None:
-        """Take in checked commits. `posting`: commits that wait for no draft are sent once there are many."""
+    def commit_all(self, sessions, commits, posting: bool = True) -> None:
+        """Take in a commit of each session, all or none; raises TypeError or ValueError.
+
+        commits: (tokens, candidates, hidden) each. `posting`: those that wait for no draft are sent once there are many.
+        """
+        checked = checked_commits(commits, self._config.vocab_size, compiled=self._compiled.is_set())
         with self._lock:
-            for session, tokens, candidates, hidden in commits:
-                session.append(tokens, candidates, hidden)
+            for session, commit in zip(sessions, checked):
+                session.append(*commit)
                 if posting and session.seat is not None and len(session.seat.unsent) >= _POST_COMMITS:
                     self._post_unsent(session)
 
@@ -266,18 +265,18 @@ class DraftClient:
                 sent, asked, reasons, patient = self._ask(sessions, max_nodes, min_prob, proposals)
             else:
                 sent, asked, reasons = None, {}, [obstacle] * len(sessions)
-        trees = {}
+        found = {}
         if sent is not None:
             budget = connection.info.max_nodes if max_nodes is None else max_nodes
-            trees, failures = self._collect(connection, sent, asked, budget, patient)
+            found, failures = self._collect(connection, sent, asked, budget, patient)
             reasons += failures
         self.stats.trees += len(sessions)
-        self.stats.served += len(trees)
-        self.stats.fallbacks.update(reasons)
+        self.stats.served += len(found)
+        if reasons:
+            self.stats.fallbacks.update(reasons)
+        trees = {asked[remote]: tree for remote, tree in found.items()}
         return [
-            trees[session.id]
-            if session.id in trees
-            else self._fall_back(session, max_nodes, min_prob, proposal)
+            trees[session] if session in trees else self._fall_back(session, max_nodes, min_prob, proposal)
             for session, proposal in zip(sessions, proposals)
         ]
 
@@ -324,7 +323,7 @@ class DraftClient:
     # One round, without the lock.
 
     def _collect(self, connection: Connection, sent: Sent, asked: dict[int, ClientSession], budget: int, patient: bool):
-        """Wait for the reply; returns the sound trees by session id, and reasons for the sessions without one."""
+        """Wait for the reply; returns the sound trees by remote id, and reasons for the sessions without one."""
         try:
             reply = connection.wait(sent, self._open_timeout if patient else self._timeout)
         except queue.Empty:
@@ -335,7 +334,8 @@ class DraftClient:
             return {}, ["lost"] * len(asked)
         found = read_trees(
             reply.trees,
-            dict.fromkeys(asked, budget),
+            asked,
+            budget,
             self._config.vocab_size,
             compiled=self._compiled.is_set(),
             origin_of=lambda remote: self._origin(asked[remote]),
@@ -351,7 +351,7 @@ class DraftClient:
             self._breaker.success()
         for remote in found:
             asked[remote].retry.success()
-        return {asked[remote].id: tree for remote, tree in found.items()}, reasons
+        return found, reasons
 
     def _origin(self, session: ClientSession) -> Origin:
         """What the provenance of the server's tree can be found from."""

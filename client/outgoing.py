@@ -7,7 +7,6 @@ waits for; the stream keeps the order.
 from __future__ import annotations
 
 from redraft.client.connection import Connection, Sent
-from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1.wire import pack_float32, pack_int32
@@ -26,19 +25,15 @@ class Commit:
 
     __slots__ = ("candidates", "hidden", "size", "start", "tokens")
 
-    def __init__(self, start: int, tokens, candidates: Candidates | None = None, hidden=None) -> None:
-        """From checked arrays, which are copied."""
-        self.start, self.tokens = start, pack_int32(tokens)
-        self.candidates = self.hidden = None
-        self.size = len(self.tokens)
+    def __init__(
+        self, start: int, tokens: bytes, candidates: tuple[bytes, ...] | None = None, hidden: bytes | None = None
+    ) -> None:
+        self.start, self.tokens, self.candidates, self.hidden = start, tokens, candidates, hidden
+        self.size = len(tokens)
         if candidates is not None:
-            tokens, previous = pack_int32(candidates.tokens), pack_int32(candidates.previous)
-            ids, probs = pack_int32(candidates.ids), pack_float32(candidates.probs)
-            self.candidates = tokens, previous, ids, probs
-            self.size += len(tokens) + len(previous) + len(ids) + len(probs)
+            self.size += sum(map(len, candidates))
         if hidden is not None:
-            self.hidden = pack_float32(hidden)
-            self.size += len(self.hidden)
+            self.size += len(hidden)
 
     def drop_candidates(self) -> None:
         """Leave out what the target thought likely, and its states: the tokens must arrive."""
@@ -93,20 +88,18 @@ class Outgoing:
 
     def add_drafts(self, drafts, max_nodes: int | None, min_prob: float | None) -> None:
         """Ask for trees, all in one message. drafts: (seat, proposal) each, a proposal as for `Session.draft`."""
-        self._make_room(sum(_STEP_BYTES + (0 if proposal is None else 12 * len(proposal)) for _, proposal in drafts))
+        self._make_room(sum([_STEP_BYTES + (0 if proposal is None else 12 * len(proposal)) for _, proposal in drafts]))
+        fields = pb.DraftStep(max_nodes=max_nodes, min_prob=min_prob)
+        add = self._request.steps.add
         for seat, proposal in drafts:
-            fields = self._request.steps.add(session_id=seat.remote).draft
-            fields.SetInParent()
-            if max_nodes is not None:
-                fields.max_nodes = max_nodes
-            if min_prob is not None:
-                fields.min_prob = min_prob
+            step = add(session_id=seat.remote, draft=fields)
             if isinstance(proposal, DraftTree):
-                fields.proposal.tokens = pack_int32(proposal.tokens)
-                fields.proposal.parents = pack_int32(proposal.parents)
-                fields.proposal.probs = pack_float32(proposal.probs)
+                proposed = step.draft.proposal
+                proposed.tokens = pack_int32(proposal.tokens)
+                proposed.parents = pack_int32(proposal.parents)
+                proposed.probs = pack_float32(proposal.probs)
             elif proposal is not None:
-                fields.proposal.tokens = pack_int32(proposal)
+                step.draft.proposal.tokens = pack_int32(proposal)
 
     def send(self) -> Sent | None:
         """Send what is left; None if there is nothing."""

@@ -11,7 +11,7 @@ import logging
 
 import numpy as np
 
-from redraft.retrieval.candidates import Candidates
+from redraft.retrieval.candidates import NO_LIMIT, Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.state_map import StateMap, StateOrigin
@@ -21,38 +21,45 @@ __all__ = ["compile_checks", "read_states", "read_trees"]
 
 _log = logging.getLogger("redraft.client")
 
-_NO_LIMIT = 2**31
+_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 
 
 def read_trees(
-    messages, budgets: dict[int, int], vocab_size: int | None, *, compiled: bool, origin_of=lambda remote: None
+    messages, asked, max_nodes: int, vocab_size: int | None, *, compiled: bool, origin_of=lambda remote: None
 ) -> dict[int, DraftTree]:
     """The trees of a reply by session id, those that keep every promise of `DraftTree`; the others are left out.
 
-    `budgets` names the sessions that were asked for, with the most nodes that each may have. A session's second tree
-    in one reply, and a tree for a session that was not asked for, are left out, too. `compiled`: `compile_checks` has
-    been called; nobody waits for the compiler here. `origin_of(id)`: what the tree's provenance can be found from.
+    `asked`: ids of the sessions that were asked for, with at most `max_nodes` nodes each. A session's second tree in one
+    reply, and a tree for a session that was not asked for, are left out, too. `compiled`: `compile_checks` has been
+    called; nobody waits for the compiler here. `origin_of(id)`: what the tree's provenance can be found from.
     """
-    wanted = {message.session_id: message for message in reversed(messages) if message.session_id in budgets}
-    if not wanted:
+    due, remotes, fields, sizes, regular = set(asked), [], [], [], compiled
+    for message in messages:
+        remote = message.session_id
+        if remote in due:
+            due.remove(remote)
+            tokens, parents, probs, sources = message.tokens, message.parents, message.probs, message.sources
+            size = len(sources)
+            regular = regular and len(tokens) == len(parents) == len(probs) == 4 * size
+            remotes.append(remote)
+            fields.append((tokens, parents, probs, sources))
+            sizes.append(size)
+    if not remotes:
         return {}
-    fields = [(message.tokens, message.parents, message.probs, message.sources) for message in wanted.values()]
-    sizes = [len(sources) for *_, sources in fields]
-    limits = [budgets[remote] for remote in wanted]
-    if compiled and all(len(t) == len(p) == len(q) == 4 * n for (t, p, q, _), n in zip(fields, sizes)):
+    if regular and max(sizes) <= max_nodes:
         # joined in a bytearray, so that the arrays belong to the caller and may be written to
         tokens, parents, probs, sources = (bytearray().join(column) for column in zip(*fields))
-        tokens, parents = np.frombuffer(tokens, "<i4"), np.frombuffer(parents, "<i4")
-        probs, sources = np.frombuffer(probs, "<f4"), np.frombuffer(sources, np.uint8)
-        limit = _NO_LIMIT if vocab_size is None else vocab_size
-        if _all_sound(tokens, parents, probs, np.array(sizes, np.int64), np.array(limits, np.int64), limit):
+        tokens, parents = np.frombuffer(tokens, _INT32), np.frombuffer(parents, _INT32)
+        probs, sources = np.frombuffer(probs, _FLOAT32), np.frombuffer(sources, np.uint8)
+        limit = NO_LIMIT if vocab_size is None else vocab_size
+        if _all_sound(tokens, parents, probs, np.array(sizes, np.int64), limit):
             trees, start = {}, 0
-            for remote, size in zip(wanted, sizes):
+            for remote, size in zip(remotes, sizes):
                 cut = slice(start, start + size)
                 trees[remote] = DraftTree(tokens[cut], parents[cut], probs[cut], sources[cut], origin_of(remote))
                 start += size
             return trees
-    return _sound_ones(wanted, budgets, vocab_size, origin_of)
+    return _sound_ones(zip(remotes, fields), max_nodes, vocab_size, origin_of)
 
 
 def read_states(info) -> tuple[StateMap, StateOrigin] | None:
@@ -71,22 +78,18 @@ def read_states(info) -> tuple[StateMap, StateOrigin] | None:
 
 def compile_checks() -> None:
     """Compile the checks of a batch's trees and of candidates, so that they may be used."""
-    _all_sound(
-        np.zeros(1, "<i4"), np.full(1, -1, "<i4"), np.ones(1, "<f4"), np.ones(1, np.int64), np.ones(1, np.int64), 1
-    )
+    _all_sound(np.zeros(1, _INT32), np.full(1, -1, _INT32), np.ones(1, _FLOAT32), np.ones(1, np.int64), 1)
     Candidates(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)).sound()
 
 
 @kernel
-def _all_sound(tokens, parents, probs, sizes, limits, vocab_size):
+def _all_sound(tokens, parents, probs, sizes, vocab_size):
     """`DraftTree.check` for many trees at once; the arrays hold their nodes one tree after the other."""
     # Siblings are chained: last_child[node + 1] is a node's youngest child so far, [0] the youngest root.
     last_child = np.full(len(tokens) + 1, -1, np.int64)
     elder = np.empty(len(tokens), np.int64)
     start = 0
     for tree in range(len(sizes)):
-        if sizes[tree] > limits[tree]:
-            return False
         last_child[: sizes[tree] + 1] = -1
         for node in range(sizes[tree]):
             token, parent, prob = tokens[start + node], parents[start + node], probs[start + node]
@@ -103,18 +106,18 @@ def _all_sound(tokens, parents, probs, sizes, limits, vocab_size):
     return True
 
 
-def _sound_ones(wanted: dict, budgets: dict[int, int], vocab_size: int | None, origin_of) -> dict[int, DraftTree]:
+def _sound_ones(answers, max_nodes: int, vocab_size: int | None, origin_of) -> dict[int, DraftTree]:
     trees = {}
-    for remote, message in wanted.items():
+    for remote, (tokens, parents, probs, sources) in answers:
         try:
             tree = DraftTree(
-                unpack_int32(message.tokens, "tokens"),
-                unpack_int32(message.parents, "parents"),
-                unpack_float32(message.probs, "probs"),
-                np.frombuffer(message.sources, np.uint8),
+                unpack_int32(tokens, "tokens"),
+                unpack_int32(parents, "parents"),
+                unpack_float32(probs, "probs"),
+                np.frombuffer(sources, np.uint8),
                 origin_of(remote),
             )
-            trees[remote] = tree.check(vocab_size=vocab_size, max_nodes=budgets[remote])
+            trees[remote] = tree.check(vocab_size=vocab_size, max_nodes=max_nodes)
         except ValueError:
             continue
     return trees

@@ -75,7 +75,7 @@ class Seating:
         connection.seats[session.seat.remote] = session
         outgoing.add_open(session.seat, prompt, session.namespace)
         if output:
-            outgoing.add_commit(session.seat.remote, Commit(cut, session.tokens[cut:]))
+            outgoing.add_commit(session.seat.remote, Commit(cut, output))
         self._stats.reopened += session.was_seated
         session.was_seated = True
 

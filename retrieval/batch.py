@@ -22,7 +22,7 @@ import numpy as np
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.best_first import MAX_BUDGET, _workspace_at, draft_tree, learn_tokens
 from redraft.retrieval.bundle import int64s
-from redraft.retrieval.candidates import NO_LIMIT, Candidates, all_sound
+from redraft.retrieval.candidates import NO_LIMIT, Candidates, all_sound, joined
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import RedraftError
 from redraft.retrieval.kernel import kernel
@@ -51,23 +51,25 @@ def commit_all(requests) -> list[Exception | None]:
     """
     if len({request[0] for request in requests}) < len(requests) or any(hidden is not None for *_, hidden in requests):
         return _one_by_one(requests)
+    if not requests:
+        return []
+    vocab_size = requests[0][0]._drafter.config.vocab_size
+    sessions = [session for session, *_ in requests]
+    commits = joined([request[1:3] for request in requests], vocab_size)
+    if commits is not None:
+        return _commit(sessions, *commits)
+    # Something is wrong or has to be converted: look at each by itself.
     errors: list[Exception | None] = [None] * len(requests)
-    joined = _joined(requests)
-    if joined is None:  # something is wrong or has to be converted: look at each by itself
-        sound = []
-        for i, (session, tokens, candidates, _) in enumerate(requests):
-            vocab_size = session._drafter.config.vocab_size
-            try:
-                tokens = as_tokens(tokens, vocab_size)
-                candidates = None if candidates is None else _own_candidates(candidates, vocab_size)
-                sound.append((i, (session, tokens, candidates, None)))
-            except _MISTAKES as error:
-                errors[i] = error
-        places, requests = [i for i, _ in sound], [request for _, request in sound]
-        joined = _joined(requests)
-    else:
-        places = range(len(requests))
-    for i, error in zip(places, _commit([session for session, *_ in requests], *joined)):
+    sound = []
+    for i, (_, tokens, candidates, _) in enumerate(requests):
+        try:
+            tokens = as_tokens(tokens, vocab_size)
+            candidates = None if candidates is None else _own_candidates(candidates, vocab_size)
+            sound.append((i, tokens, candidates))
+        except _MISTAKES as error:
+            errors[i] = error
+    commits = joined([commit[1:] for commit in sound], vocab_size)
+    for (i, *_), error in zip(sound, _commit([sessions[i] for i, *_ in sound], *commits)):
         errors[i] = error
     return errors
 
@@ -110,31 +112,6 @@ def _one_by_one(requests) -> list[Exception | None]:
         except _MISTAKES as error:
             errors.append(error)
     return errors
-
-
-def _joined(requests) -> tuple | None:
-    """The arguments of `_commit`, from the requests of `commit_all`; None if anything is not right."""
-    sizes, tokens, opinions = [], [], []
-    for _, new, candidates, _ in requests:
-        if type(new) is not np.ndarray or new.dtype != np.int32 or new.ndim != 1:
-            return None
-        rows = numbers = 0
-        if candidates is not None:
-            if not (isinstance(candidates, Candidates) and candidates.regular):
-                return None
-            rows, numbers = len(candidates.tokens), candidates.ids.size
-            opinions.append(candidates)
-        sizes.append((len(new), rows, numbers))
-        tokens.append(new)
-    flat = np.concatenate(tokens) if tokens else _NO_IDS
-    if opinions:
-        last, previous = np.concatenate([c.tokens for c in opinions]), np.concatenate([c.previous for c in opinions])
-        ids = np.concatenate([c.ids.reshape(-1) for c in opinions])
-        probs = np.concatenate([c.probs.reshape(-1) for c in opinions])
-    else:
-        last, previous, ids, probs = _NO_IDS, _NO_IDS, _NO_IDS, _NO_PROBS
-    limit = (requests[0][0]._drafter.config.vocab_size or NO_LIMIT) if requests else NO_LIMIT
-    return (sizes, flat, last, previous, ids, probs) if all_sound(flat, last, previous, ids, probs, limit) else None
 
 
 def _commit(sessions, sizes, *arrays) -> list[Exception | None]:

@@ -9,7 +9,7 @@ import numpy as np
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.tokens import as_tokens
 
-__all__ = ["NO_LIMIT", "Candidates", "all_sound"]
+__all__ = ["NO_LIMIT", "Candidates", "all_sound", "joined"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,36 @@ class Candidates:
 
 
 NO_LIMIT = 2**31  # of ids, where the vocabulary's size is not known
-_NONE = np.empty(0, np.int32)
+_NONE, _NO_PROBS = np.empty(0, np.int32), np.empty(0, np.float32)
+
+
+def joined(commits, vocab_size: int | None) -> tuple | None:
+    """A batch's commits, `(tokens, candidates or None)` each, joined and looked at in one pass.
+
+    Returns (sizes, tokens, last, previous, ids, probs): arrays of one dimension, one commit after the other, `last` the
+    tokens of the candidates; sizes has (tokens, rows of candidates, ids of candidates) of each. None if anything is not as
+    `as_tokens` and `Candidates.checked` want it, or has to be converted first.
+    """
+    sizes, tokens, opinions = [], [_NONE], []
+    for new, candidates in commits:
+        if type(new) is not np.ndarray or new.dtype != np.int32 or new.ndim != 1:
+            return None
+        rows = numbers = 0
+        if candidates is not None:
+            if not (isinstance(candidates, Candidates) and candidates.regular):
+                return None
+            rows, numbers = len(candidates.tokens), candidates.ids.size
+            opinions.append(candidates)
+        sizes.append((len(new), rows, numbers))
+        tokens.append(new)
+    arrays = (
+        np.concatenate(tokens),
+        np.concatenate([_NONE, *[c.tokens for c in opinions]]),
+        np.concatenate([_NONE, *[c.previous for c in opinions]]),
+        np.concatenate([_NONE, *[c.ids.reshape(-1) for c in opinions]]),
+        np.concatenate([_NO_PROBS, *[c.probs.reshape(-1) for c in opinions]]),
+    )
+    return (sizes, *arrays) if all_sound(*arrays, NO_LIMIT if vocab_size is None else vocab_size) else None
 
 
 @kernel(allocates=False)

@@ -23,11 +23,11 @@ from redraft.v1.wire import pack_float32, pack_int32, unpack_float32, unpack_int
 PROTO = Path(__file__).resolve().parent.parent / "proto" / "redraft" / "v1"
 
 
-def read_trees(messages, budgets, vocab_size):
+def read_trees(messages, asked, vocab_size, budget=32):
     """With the kernel and without it: the answer is the same."""
     compile_checks()
-    trees = read_trees_of_reply(messages, budgets, vocab_size, compiled=True)
-    others = read_trees_of_reply(messages, budgets, vocab_size, compiled=False)
+    trees = read_trees_of_reply(messages, asked, budget, vocab_size, compiled=True)
+    others = read_trees_of_reply(messages, asked, budget, vocab_size, compiled=False)
     assert trees.keys() == others.keys()
     return trees
 
@@ -72,7 +72,7 @@ def test_half_a_value_is_refused_by_name(unpack):
 def test_a_broken_tree_is_left_out_and_its_neighbours_are_kept(kind):
     good = tree_of([1, 2, 3], [-1, 0, 0])
     messages = [message_of(good, 1), message_of(tree_from_lists(*BROKEN[kind]), 2), message_of(good, 3)]
-    trees = read_trees(messages, {1: 32, 2: 32, 3: 32}, VOCAB_SIZE)
+    trees = read_trees(messages, [1, 2, 3], VOCAB_SIZE)
     assert sorted(trees) == [1, 3]
     assert trees[3].tokens.tolist() == [1, 2, 3] and trees[3].parents.tolist() == [-1, 0, 0]
 
@@ -81,18 +81,18 @@ def test_a_broken_tree_is_left_out_and_its_neighbours_are_kept(kind):
 def test_arrays_of_unequal_length_are_left_out(field):
     message = message_of(tree_of([1, 2, 3], [-1, 0, 0]))
     setattr(message, field, getattr(message, field) + b"\0" * 4)
-    assert read_trees([message], {1: 32}, VOCAB_SIZE) == {}
+    assert read_trees([message], [1], VOCAB_SIZE) == {}
     setattr(message, field, getattr(message, field)[:-3])
-    assert read_trees([message], {1: 32}, VOCAB_SIZE) == {}
+    assert read_trees([message], [1], VOCAB_SIZE) == {}
 
 
 def test_trees_nobody_asked_for_and_second_trees_are_left_out():
     messages = [message_of(tree_of([1], [-1]), 1), message_of(tree_of([2], [-1]), 1), message_of(tree_of([3], [-1]), 9)]
-    assert {key: tree.tokens.tolist() for key, tree in read_trees(messages, {1: 32}, 64).items()} == {1: [1]}
+    assert {key: tree.tokens.tolist() for key, tree in read_trees(messages, [1], 64).items()} == {1: [1]}
 
 
 def test_the_caller_may_write_to_what_it_gets():
-    tree = read_trees([message_of(tree_of([1, 2], [-1, 0]))], {1: 32}, 64)[1]
+    tree = read_trees([message_of(tree_of([1, 2], [-1, 0]))], [1], 64)[1]
     tree.tokens[0] = 5
     assert tree.tokens.tolist() == [5, 2]
 
@@ -121,7 +121,7 @@ def test_checking_a_batch_agrees_with_checking_each_tree(lists, budget):
         except ValueError:
             pass
     messages = [message_of(tree, number) for number, tree in enumerate(trees)]
-    found = read_trees(messages, dict.fromkeys(range(len(trees)), budget), 4)
+    found = read_trees(messages, range(len(trees)), 4, budget)
     assert found.keys() == expected.keys()
     for number, tree in found.items():
         for name in ("tokens", "parents", "probs", "sources"):

@@ -17,8 +17,14 @@ DEFAULT_LISTEN = "unix:/run/redraft.sock"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
+# gRPC reads this when it is first imported. Without its event engine the thread that waits for an event also reads it from
+# the socket, in place of being handed it by another: 50 us less on every round trip, measured in benchmarks/round_trip.py.
+_POLLING = "-event_engine_client,-event_engine_listener"
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags; the environment supplies their defaults."""
+    os.environ.setdefault("GRPC_EXPERIMENTS", _POLLING)
     from redraft.retrieval.config import DraftConfig
     from redraft.server.draft_server import ServerSettings
 

@@ -1,0 +1,73 @@
+"""What the caller commits: checked, and packed for the wire.
+
+The arrays of a step are small, so that looking at each of them, and packing it, takes longer than what is in them. A
+batch's are joined first, and looked at and packed in one pass; only where something is wrong, has to be converted, or the
+kernel is not compiled yet, is each commit looked at by itself, and what is wrong named.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from redraft.retrieval.candidates import Candidates, joined
+from redraft.retrieval.tokens import as_tokens
+from redraft.v1.wire import pack_float32, pack_int32
+
+__all__ = ["checked_commits"]
+
+
+def checked_commits(commits, vocab_size: int | None, *, compiled: bool) -> list[tuple]:
+    """commits: (tokens, candidates, hidden) each, as a session's `commit` takes them.
+
+    Returns for each its tokens, int32[n], which may be the caller's own array; the bytes of the candidates' arrays or
+    None; the bytes of the states or None. Raises what the first that is wrong would raise alone: TypeError or ValueError.
+    `compiled`: the quick check has been compiled; nobody waits for the compiler here.
+    """
+    if compiled and len(commits) > 1:
+        arrays = joined([commit[:2] for commit in commits], vocab_size)
+        if arrays is not None:
+            return [
+                (commit[0], candidates, _packed_states(commit[2]))
+                for commit, candidates in zip(commits, _packed_together(*arrays))
+            ]
+    return [
+        (as_tokens(tokens, vocab_size), _packed(candidates, vocab_size, compiled), _packed_states(hidden))
+        for tokens, candidates, hidden in commits
+    ]
+
+
+def _packed_together(sizes, tokens, last, previous, ids, probs) -> list[tuple[bytes, ...] | None]:
+    """The bytes of each commit's candidates, cut from those of all."""
+    last, previous, ids, probs = pack_int32(last), pack_int32(previous), pack_int32(ids), pack_float32(probs)
+    packed, row, first = [], 0, 0
+    for _, rows, numbers in sizes:
+        if rows:
+            lines, table = slice(row, row + 4 * rows), slice(first, first + 4 * numbers)
+            packed.append((last[lines], previous[lines], ids[table], probs[table]))
+            row, first = lines.stop, table.stop
+        else:
+            packed.append(None)
+    return packed
+
+
+def _packed(candidates, vocab_size: int | None, compiled: bool) -> tuple[bytes, ...] | None:
+    if candidates is None:
+        return None
+    if not isinstance(candidates, Candidates):
+        raise TypeError(f"candidates: wanted redraft.Candidates or None, got {type(candidates).__name__}")
+    found = candidates
+    if not (compiled and found.sound(vocab_size)):
+        found = Candidates.checked(found.tokens, found.previous, found.ids, found.probs, vocab_size)
+    return pack_int32(found.tokens), pack_int32(found.previous), pack_int32(found.ids), pack_float32(found.probs)
+
+
+def _packed_states(hidden) -> bytes | None:
+    """The bytes of a float32[m, d]. Raises ValueError for other numbers of dimensions, and numbers that are not finite."""
+    if hidden is None:
+        return None
+    array = np.atleast_2d(np.asarray(hidden, np.float32))
+    if array.ndim != 2:
+        raise ValueError(f"hidden: wanted shape [d] or [m, d], got {list(array.shape)}")
+    if not np.isfinite(array).all():
+        raise ValueError("hidden: wanted finite numbers, got NaN or infinity")
+    return pack_float32(array)
