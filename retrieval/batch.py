@@ -77,16 +77,14 @@ def commit_all(requests) -> list[Exception | None]:
 def commit_joined(sessions, sizes, tokens, last, previous, ids, probs, hidden=None) -> list[Exception | None]:
     """`commit_all` for arrays that are joined already, a session's after the other's, as they come off the wire.
 
-    sizes: (tokens, rows of candidates, ids of candidates) of each session, no session twice. tokens, and the arrays of
-    `Candidates`, `last` being its tokens and `ids` and `probs` flat: int32 and float32, writable. hidden: each session's
-    states or None.
+    sizes: (tokens, rows of candidates, ids of candidates) of each session, no session twice and at least one. tokens,
+    and the arrays of `Candidates`, `last` being its tokens and `ids` and `probs` flat: int32 and float32, writable, not
+    kept. hidden: None, or each session's states or None.
     """
-    alone = len(sessions) == 1 or hidden is not None and any(states is not None for states in hidden)
-    limit = (sessions[0]._drafter.config.vocab_size or NO_LIMIT) if sessions else NO_LIMIT
-    if alone or not all_sound(tokens, last, previous, ids, probs, limit):
-        requests = apart(sessions, sizes, tokens, last, previous, ids, probs, hidden)
-        return _one_by_one(requests) if alone else commit_all(requests)
-    return _commit(sessions, sizes, tokens, last, previous, ids, probs)
+    limit = sessions[0]._drafter.config.vocab_size or NO_LIMIT
+    if hidden is None and all_sound(tokens, last, previous, ids, probs, limit):
+        return _commit(sessions, sizes, tokens, last, previous, ids, probs)
+    return commit_all(apart(sessions, sizes, tokens, last, previous, ids, probs, hidden))
 
 
 def apart(sessions, sizes, tokens, last, previous, ids, probs, hidden=None) -> list[tuple]:

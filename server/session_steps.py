@@ -128,6 +128,7 @@ class _Message:
             return
         try:
             *int32, probs = zip(*parts)
+            states = states if any(state is not None for state in states) else None
             answers = self._drafter.commit_joined(sessions, sizes, *map(join_int32, int32), join_float32(probs), states)
         except Exception as error:  # noqa: BLE001 - the state of all these sessions is unknown, others go on
             answers = [error] * len(ids)

@@ -39,17 +39,17 @@ def unpack_float32(data: bytes, what: str) -> np.ndarray:
 
 
 def join_int32(parts: tuple[bytes, ...]) -> np.ndarray:
-    """The values of all parts, each a whole number of them, one part after the other; writable where there are several."""
+    """The values of all parts, each a whole number of them, one part after the other; a copy."""
     return _join(parts, _INT32)
 
 
 def join_float32(parts: tuple[bytes, ...]) -> np.ndarray:
-    """The values of all parts, each a whole number of them, one part after the other; writable where there are several."""
+    """The values of all parts, each a whole number of them, one part after the other; a copy."""
     return _join(parts, _FLOAT32)
 
 
 def _join(parts: tuple[bytes, ...], wire: np.dtype) -> np.ndarray:
-    array = np.frombuffer(parts[0] if len(parts) == 1 else bytearray().join(parts), wire)
+    array = np.frombuffer(bytearray().join(parts), wire)
     return array if wire.isnative else array.astype(wire.newbyteorder("="))
 
 
