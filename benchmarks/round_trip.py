@@ -9,6 +9,10 @@ accepted and one bonus token with the target's top 8 at every node on the way, d
 through a `Drafter` without any server, in the same run and on the same text. Every tree that came through the server
 is compared with the in-process one.
 
+`polling` is batch 1 by clients in processes of their own, one with gRPC as it comes and one without gRPC's event engine
+(`GRPC_EXPERIMENTS`; `redraft serve` always does without), beside what gRPC alone takes for messages of that size
+(`bare_stream.py`).
+
 `bystander` is a single session's step while a client in another process opens sessions with very long prompts, one after the other:
 reading them must not hold up anybody else. `start` is the time from the command to the first answer; `--cold` measures
 it with an empty compiler cache as well, which takes minutes.
@@ -30,6 +34,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from bare_stream import round_trips
 from machine import RECORDS, provenance
 
 from redraft.client.draft_client import DraftClient
@@ -41,6 +46,8 @@ from redraft.retrieval.drafter import Drafter
 VOCABULARY = 49_152
 PROMPT, WIDTH = 500, 8
 CONFIG = DraftConfig(vocab_size=VOCABULARY)
+STEPS = 2000  # of a client of its own
+NO_EVENT_ENGINE = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"}
 
 
 def source_words(wanted: int) -> np.ndarray:
@@ -130,6 +137,22 @@ def measure_batches(client: DraftClient, text: np.ndarray, sizes: list[int], tok
     return figures
 
 
+def be_a_client(address: str) -> None:
+    """The client in a process of its own: its steps alone, and those of bare gRPC."""
+    with DraftClient(address, CONFIG, timeout=5.0, open_timeout=30.0, require=True) as client:
+        steps, _ = run_batch(client, [source_words(PROMPT + 40 * STEPS)], STEPS)
+    print(json.dumps({"step": percentiles(steps), "bare_grpc": percentiles(round_trips(STEPS, **NO_EVENT_ENGINE))}))
+
+
+def measure_polling(address: str) -> dict:
+    """What `be_a_client` finds with gRPC as it comes and without its event engine."""
+    command, figures = [sys.executable, __file__, "--client", address], {}
+    for name, environment in (("as it comes", {}), ("no event engine", NO_EVENT_ENGINE)):
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, **environment})
+        figures[name] = json.loads(done.stdout)
+    return figures
+
+
 def open_sessions(address: str, prompt: int) -> None:
     """The other client: opens 4 million tokens' worth of sessions and says how many milliseconds one took."""
     text, seconds = source_words(2 * prompt), []
@@ -188,8 +211,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, metavar="N", help="steps times sessions, about")
     parser.add_argument("--cold", action="store_true", help="also start a server with an empty compiler cache")
     parser.add_argument("--open", nargs=2, metavar=("ADDRESS", "TOKENS"), help="be the client that opens long sessions")
+    parser.add_argument("--client", metavar="ADDRESS", help="be the client in a process of its own")
     parser.add_argument("--record", action="store_true", help=f"write {RECORDS.name}/round_trip-DATE.json")
     args = parser.parse_args()
+    if args.client:
+        be_a_client(args.client)
+        return
     if args.open:
         open_sessions(args.open[0], int(args.open[1]))
         return
@@ -208,6 +235,7 @@ def main() -> None:
             start["warm"] = round(server.start, 2)
             with DraftClient(address, CONFIG, timeout=5.0, open_timeout=30.0, require=True) as client:
                 record["batches"] = measure_batches(client, text, args.batches, args.tokens)
+            record["polling"] = measure_polling(address)
             record["bystander"] = [measure_bystander(address, text, prompt) for prompt in (30_000, 128_000)]
         record["start_seconds"] = start
     show(record)
@@ -224,6 +252,9 @@ def show(record: dict) -> None:
         step = figures["step"]
         row = (size, figures["nodes"], *step.values(), figures["in_process"]["p50"], round(step["p50"] / first, 1))
         print("  ".join(f"{value:>{max(9, len(name))}}" for name, value in zip(names, row)))
+    for name, figures in record["polling"].items():
+        step, bare = figures["step"], figures["bare_grpc"]
+        print(f"batch 1, {name}: p50 {step['p50']} us, p99 {step['p99']} us; bare gRPC {bare['p50']}, {bare['p99']}")
     for figures in record["bystander"]:
         quiet, disturbed = figures["undisturbed"], figures["disturbed"]
         print(

@@ -43,6 +43,31 @@ class Batched:
         return batch.draft_all([(session, None, None, proposal) for session, *_, proposal in items], self.beside)
 
 
+class Joined:
+    """The same from arrays that are joined already, as they come off the wire."""
+
+    def __init__(self, drafter: Drafter, beside) -> None:
+        self.open, self.drafter, self.beside = drafter.open, drafter, beside
+
+    def step(self, items):
+        assert not any(self.drafter.commit_joined(*joined_arguments(items)))
+        requests = [(session, None, None, proposal) for session, *_, proposal in items]
+        places, *arrays = self.drafter.draft_joined(requests, self.beside)
+        return [DraftTree(*[array[begin:end] for array in arrays]) for begin, end in places]
+
+
+def joined_arguments(items) -> tuple:
+    """Sessions, sizes and arrays of `commit_joined`. items: (session, tokens, candidates or None, ...) each."""
+    none = Candidates(*[np.empty(0, np.int32)] * 2, np.empty((0, 1), np.int32), np.empty((0, 1), np.float32))
+    opinions = [candidates or none for _, _, candidates, *_ in items]
+    sizes = [(len(tokens), len(there.tokens), there.ids.size) for (_, tokens, *_), there in zip(items, opinions)]
+    arrays = [
+        [getattr(there, name).reshape(-1) for there in opinions] for name in ("tokens", "previous", "ids", "probs")
+    ]
+    tokens = np.concatenate([np.asarray(tokens, np.int32) for _, tokens, *_ in items])
+    return [session for session, *_ in items], sizes, tokens, *map(np.concatenate, arrays)
+
+
 def phrases(rng: random.Random, length: int) -> list[int]:
     """Text that repeats itself, so that there is much to draft."""
     words = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(2, 9))] for _ in range(12)]
@@ -84,11 +109,13 @@ def play(drafter, seed: int, size: int = 20, steps: int = 40) -> list[DraftTree]
 @pytest.mark.parametrize("memory", [0, 1500, 2_000_000])
 def test_the_same_trees_as_one_by_one(memory):
     config = DraftConfig(vocab_size=VOCABULARY, memory_tokens=memory)
-    with ThreadPoolExecutor(1) as beside, Drafter(config) as one, Drafter(config) as other:
-        expected, got = play(OneByOne(one), memory), play(Batched(other, beside), memory)
+    with ThreadPoolExecutor(1) as beside, Drafter(config) as one, Drafter(config) as other, Drafter(config) as third:
+        expected = play(OneByOne(one), memory)
+        answers = play(Batched(other, beside), memory), play(Joined(third, beside), memory)
     assert sum(map(len, expected)) > 10_000
-    for tree, wanted in zip(got, expected, strict=True):
-        assert all(np.array_equal(getattr(tree, name), getattr(wanted, name)) for name in ARRAYS)
+    for got in answers:
+        for tree, wanted in zip(got, expected, strict=True):
+            assert all(np.array_equal(getattr(tree, name), getattr(wanted, name)) for name in ARRAYS)
 
 
 def test_a_thread_that_is_at_something_else_is_not_waited_for():
@@ -126,6 +153,20 @@ def test_what_is_wrong_is_returned_and_the_others_go_on(tokens, candidates, erro
             drafter.step([(one, [1]), (wrong, tokens, candidates)])
 
 
+@pytest.mark.parametrize("where", ["tokens", "last", "previous", "ids", "probs"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_is_wrong_in_joined_arrays_is_its_sessions_own(size, where):
+    sound = Candidates.checked([1], [0], [[2, 3]], [[0.5, 0.25]])
+    with Drafter(DraftConfig(vocab_size=VOCABULARY)) as drafter:
+        sessions = [drafter.open([1, 2, 1]) for _ in range(size)]
+        sessions_, sizes, *arrays = joined_arguments([(session, [2], sound) for session in sessions])
+        array = arrays[["tokens", "last", "previous", "ids", "probs"].index(where)]
+        array[-1] = VOCABULARY if array.dtype == np.int32 else np.nan
+        got = drafter.commit_joined(sessions_, sizes, *arrays)
+        assert got[:-1] == [None] * (size - 1) and isinstance(got[-1], ValueError)
+        assert [session.length for session in sessions] == [4] * (size - 1) + [3]
+
+
 def test_what_a_session_of_a_batch_copies_from_is_not_forgotten_first():
     passages = np.random.default_rng(3).permutation(400).astype(np.int32).reshape(4, 100)
     with Drafter(DraftConfig(memory_tokens=220)) as drafter:
@@ -133,7 +174,10 @@ def test_what_a_session_of_a_batch_copies_from_is_not_forgotten_first():
             with drafter.open([]) as session:
                 session.commit(passage)
         copying, beside = drafter.open(passages[0, :10]), drafter.open([], "elsewhere")
-        assert batch.commit_all([(copying, passages[0, 10:50], None, None), (beside, passages[3], None, None)]) == [None] * 2
+        assert (
+            batch.commit_all([(copying, passages[0, 10:50], None, None), (beside, passages[3], None, None)])
+            == [None] * 2
+        )
         with drafter.open([]) as session:
             session.commit(passages[2, :60])
         for passage, known in zip(passages[:2], (True, False)):
@@ -160,6 +204,9 @@ def test_a_closed_session_and_a_bad_budget_are_their_own():
         got = batch.draft_all([(one, None, None, None), (closed, None, None, None), (other, 513, None, None)])
         assert got[0].tokens[0] == 1 and isinstance(got[1], SessionClosedError) and isinstance(got[2], ValueError)
         assert len(batch.draft_all([(one, 0, None, None), (other, 2, None, None)])[0]) == 0
+        for requests in ([(closed, None, None, None)], [(closed, None, None, None), (other, -1, None, None)]):
+            places, *arrays = drafter.draft_joined(requests)
+            assert all(isinstance(place, Exception) for place in places) and not any(map(len, arrays))
 
 
 def test_a_session_twice_and_what_has_to_be_converted():

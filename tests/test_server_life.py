@@ -220,6 +220,19 @@ def test_the_command_refuses_what_it_cannot_open_with_exit_code_1(listen, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_command_runs_grpc_without_its_event_engine_unless_told_otherwise():
+    script = (
+        "import argparse, os, sys; from redraft.commands import serve; assert 'grpc' not in sys.modules;"
+        "serve.configure(argparse.ArgumentParser()); assert 'grpc' in sys.modules; print(os.environ['GRPC_EXPERIMENTS'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    for given, wanted in (({}, "-event_engine_client,-event_engine_listener"), ({"GRPC_EXPERIMENTS": ""}, "")):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env={**environment, **given}, check=True
+        )
+        assert done.stdout.strip() == wanted and "Unknown experiment" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "text"),
     [

@@ -1,0 +1,75 @@
+"""What the caller commits: a batch's is checked and packed as each commit alone would be."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from redraft.client.checked_commits import checked_commits
+from redraft.client.replies import compile_checks
+from redraft.retrieval.candidates import Candidates
+
+VOCABULARY = 50
+
+
+def a_commit(rng: random.Random) -> tuple:
+    """In every form that a caller may choose."""
+    tokens = [rng.randrange(VOCABULARY) for _ in range(rng.choice([0, 1, 5]))]
+    rows, width = rng.randint(0, 3), rng.choice([1, 8])
+    ids = np.array([[rng.randrange(VOCABULARY) for _ in range(width)] for _ in range(rows)], np.int32).reshape(
+        rows, width
+    )
+    last = [rng.randrange(VOCABULARY) for _ in range(rows)]
+    candidates = Candidates.checked(last, [-1] * rows, ids, np.full((rows, width), 0.5), VOCABULARY)
+    if rng.random() < 0.2:
+        candidates = Candidates(*[array[::-1] for array in vars(candidates).values()])  # not contiguous
+    return np.array(tokens, np.int32), rng.choice([None, candidates]), rng.choice([None, None, [0.5, 1.0]])
+
+
+def plain(checked) -> list:
+    return [
+        (tokens.tolist(), candidates if candidates and any(candidates) else None, hidden)
+        for tokens, candidates, hidden in checked
+    ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_batch_is_packed_as_each_alone(seed):
+    compile_checks()
+    rng = random.Random(seed)
+    commits = [a_commit(rng) for _ in range(rng.randint(2, 9))]
+    together = checked_commits(commits, VOCABULARY, compiled=True)
+    alone = [checked_commits([commit], VOCABULARY, compiled=True)[0] for commit in commits]
+    assert plain(together) == plain(alone) == plain(checked_commits(commits, VOCABULARY, compiled=False))
+    loose = [(tokens.tolist(), candidates, hidden) for tokens, candidates, hidden in commits]
+    assert plain(checked_commits(loose, VOCABULARY, compiled=True)) == plain(alone)
+
+
+GOOD = Candidates.checked([1, 2], [-1, 1], [[3], [4]], [[0.5], [0.5]])
+
+
+@pytest.mark.parametrize(
+    "tokens, candidates, hidden, error",
+    [
+        (np.array([VOCABULARY], np.int32), None, None, "too large"),
+        (np.array([-1], np.int32), None, None, "negative"),
+        (np.zeros((1, 1), np.int32), None, None, "one-dimensional"),
+        ([0.5], None, None, "integer"),
+        ([1], [1], None, "redraft.Candidates"),
+        ([1], Candidates(GOOD.tokens, GOOD.previous, GOOD.ids + VOCABULARY, GOOD.probs), None, "too large"),
+        ([1], Candidates(GOOD.tokens, GOOD.previous - 1, GOOD.ids, GOOD.probs), None, "-1"),
+        ([1], Candidates(GOOD.tokens, GOOD.previous, GOOD.ids, GOOD.probs * np.float32("nan")), None, "finite"),
+        ([1], Candidates(GOOD.tokens, GOOD.previous[:1], GOOD.ids, GOOD.probs), None, "wanted shape"),
+        ([1], GOOD, [float("inf")], "finite"),
+        ([1], GOOD, [[[1.0]]], "wanted shape"),
+    ],
+)
+def test_what_is_wrong_raises_the_same_in_a_batch(tokens, candidates, hidden, error):
+    compile_checks()
+    wrong, right = (tokens, candidates, hidden), (np.array([1, 2], np.int32), GOOD, None)
+    for commits in ([wrong], [right, wrong, right]):
+        for compiled in (True, False):
+            with pytest.raises((TypeError, ValueError), match=error):
+                checked_commits(commits, VOCABULARY, compiled=compiled)
