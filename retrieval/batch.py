@@ -9,7 +9,7 @@ full, and where an output joins the memory, as the next session may find it ther
 Drafts only read what sessions share, so another thread may do half of them (`beside`).
 
 Every session's error is its own: it is returned in place of a result, nothing of its request is taken in, and the
-others go on. This file knows the inside of `Session`; a batch of one is better served by the session itself.
+others go on. This file knows the inside of `Session`; one draft alone is better served by the session itself.
 """
 
 from __future__ import annotations
