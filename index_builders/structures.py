@@ -38,7 +38,11 @@ _APPENDED_AT_ONCE = 1 << 18
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Raise FileExistsError for an output that will not be replaced; better before the work than after it."""
+    """Raise FileExistsError for an output that will not be replaced, NotADirectoryError for one in a file; better before
+    the work than after it."""
+    folder = next(folder for folder in output.absolute().parents if folder.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{output}: {folder} is a file, wanted a folder for the index to be made in")
     if not output.exists():
         return
     if not force:

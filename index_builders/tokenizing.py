@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from redraft.index_builders.progress import Progress, readable_bytes
+from redraft.index_builders.progress import Progress, memory_in_use, readable_bytes
 from redraft.index_builders.readers.documents import Document, ReadOptions, Tally
 from redraft.index_builders.readers.reading import read_documents
 from redraft.index_builders.readers.sources import SourceFile, signature
@@ -28,6 +28,7 @@ __all__ = ["BuildOptions", "Counts", "plan_of", "recorded", "tokenize", "with_ch
 _BATCH_CHARACTERS = 4 << 20
 _BATCH_DOCUMENTS = 4096
 _PART_TOKENS = 4_000_000
+_LEAST_ROOM = 10_000_000  # bytes for tokens: in less, parts would be too many to be advice
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def tokenize(
     limit = options.max_tokens
     fresh: list[np.ndarray] = []  # documents of the part that is being filled
     fresh_tokens = 0
-    total = sum(file.size for file in files)
+    total, held = sum(file.size for file in files), memory_in_use()
     with progress.phase("tokenizing", total, "B", counts.tokens) as report:
         for batch in _batches(files, options, counts, tally):
             for (source, document), tokens in zip(batch, _encode(batch, tokenizer), strict=True):
@@ -107,7 +108,7 @@ def tokenize(
                 parts.add(fresh, asdict(counts))
                 fresh, fresh_tokens = [], 0
             report(tally.bytes_read, counts.documents, counts.tokens)
-            _check_memory(counts.tokens, tally.bytes_read / max(1, total), options)
+            _check_memory(counts.tokens, tally.bytes_read / max(1, total), options, held)
             if counts.tokens == limit:
                 break
         if fresh:
@@ -165,12 +166,21 @@ def _encode(batch: list[tuple[int, Document]], tokenizer: Tokenizer) -> list[np.
     ]
 
 
-def _check_memory(tokens: int, share: float, options: BuildOptions) -> None:
-    """Raise ValueError, with the way out, once `tokens`, from `share` of the corpus, are more than memory may hold."""
+def _check_memory(tokens: int, share: float, options: BuildOptions, held: int) -> None:
+    """Raise ValueError, with the way out, once `tokens`, from `share` of the corpus, are more than memory may hold.
+
+    held: bytes this process had in use before the first of them, which every part of the corpus would need as well.
+    """
     needed = memory_needed(tokens, options.kind)
     if options.memory_limit is None or needed <= options.memory_limit:
         return
-    more = math.ceil(options.shard[1] * max(2.0, 1.2 * needed / options.memory_limit / max(share, 0.01)))
+    room = options.memory_limit - held
+    if room < _LEAST_ROOM:
+        raise ValueError(
+            f"--memory-limit is {readable_bytes(options.memory_limit)}, and {readable_bytes(held)} are in use before the"
+            f" first token is read: the smallest part of a corpus takes {readable_bytes(held + _LEAST_ROOM)}"
+        )
+    more = math.ceil(options.shard[1] * max(2.0, 1.2 * (needed - held) / room / max(share, 0.01)))
     raise ValueError(
         f"{share:.0%} of the corpus gave {tokens:,} tokens, which take {readable_bytes(needed)} of memory to build;"
         f" --memory-limit is {readable_bytes(options.memory_limit)}. Build parts with --shard 1/{more} to {more}/{more},"

@@ -12,10 +12,9 @@ space bounds", 2009): a document starts at the root, and a step into a state tha
 splits it. No substring reaches over the end of a document.
 
 Cost: with n tokens at most 2n states and 3n edges (about 1.4n and 2.1n on text and code), amortised O(1) per token for
-any input. Most states have one edge, which is kept in the state's own row; the others are rows of a hash table keyed by
-(state, token), linked into a list per state, which is what a split copies. Counts are not kept up while appending (on
-a constant text that would walk n links for every token); one pass over the states in order of length gives all of
-them when they are asked for, and they are kept until the next append.
+any input. Its edges are kept as `automaton_edges` says. Counts are not kept up while appending (on a constant text that
+would walk n links for every token); one pass over the states in order of length gives all of them when they are asked
+for, and they are kept until the next append.
 
 The frozen form (`frozen_automaton`) is smaller and is read in place from disk. A suffix array takes a sixth of its
 space and looks up in O(log n). The n-gram matcher needs no memory at all but finds only one place.
@@ -27,17 +26,31 @@ from typing import NamedTuple
 
 import numpy as np
 
+from redraft.retrieval.automaton_edges import (
+    EDGE_NEXT,
+    EDGE_TARGET,
+    EDGE_TOKEN,
+    FIRST_END,
+    LAST,
+    LENGTH,
+    LINK,
+    MORE,
+    N_EDGES,
+    N_HASHED,
+    N_STATES,
+    N_TOKENS,
+    TARGET,
+    TOKEN,
+    WANTED_HASHED,
+    add_edge,
+    edge_row,
+    move_edges,
+    target_of,
+)
 from redraft.retrieval.kernel import inner, kernel
 from redraft.retrieval.tokens import as_tokens
 
 __all__ = ["AutomatonArrays", "SuffixAutomaton"]
-
-# Columns of AutomatonArrays.states and .edges.
-LENGTH, LINK, FIRST_END, TOKEN, TARGET, MORE = 0, 1, 2, 3, 4, 5
-EDGE_STATE, EDGE_TOKEN, EDGE_TARGET, EDGE_NEXT = 0, 1, 2, 3
-
-# Entries of the int64 array in which the kernel keeps its counters.
-N_STATES, N_EDGES, N_HASHED, LAST, N_TOKENS, WANTED_HASHED = 0, 1, 2, 3, 4, 5
 
 _MAX_TOKENS = 2**31 // 3  # edges are numbered in int32 and there may be three per token
 
@@ -61,74 +74,6 @@ class AutomatonArrays(NamedTuple):
 
 
 @inner
-def _slot(state, token, n_slots):
-    """Where the probe for (state, token) starts. Products stay below 2**63: the same with and without compilation."""
-    mixed = np.int64(state) * 0x5851F42D + np.int64(token) * 0x4C957F2D
-    mixed = ((mixed ^ (mixed >> 31)) & 0x7FFFFFFF) * 0x5BD1E995
-    return (((mixed >> 24) & 0x7FFFFFFF) * n_slots) >> 31
-
-
-@inner
-def _edge_row(edges, state, token):
-    """Row of `edges` for (state, token), or the free row where it belongs."""
-    n_slots = edges.shape[0]
-    slot = _slot(state, token, n_slots)
-    while edges[slot, EDGE_STATE] != 0 and (edges[slot, EDGE_STATE] != state + 1 or edges[slot, EDGE_TOKEN] != token):
-        slot += 1
-        if slot == n_slots:
-            slot = 0
-    return slot
-
-
-@inner
-def target_of(arrays, state, token):
-    """The state that `token` leads to from `state`, -1 if it never followed there."""
-    states, edges = arrays.states, arrays.edges
-    if states[state, TOKEN] == token:
-        return np.int64(states[state, TARGET])
-    if states[state, MORE] < 0:
-        return np.int64(-1)
-    row = _edge_row(edges, state, token)
-    return np.int64(edges[row, EDGE_TARGET]) if edges[row, EDGE_STATE] != 0 else np.int64(-1)
-
-
-@inner
-def _insert(arrays, state, token, target):
-    """Put an edge into the table, at the head of its state's list."""
-    states, edges = arrays.states, arrays.edges
-    row = _edge_row(edges, state, token)
-    edges[row, EDGE_STATE] = state + 1
-    edges[row, EDGE_TOKEN] = token
-    edges[row, EDGE_TARGET] = target
-    edges[row, EDGE_NEXT] = states[state, MORE]
-    states[state, MORE] = row
-
-
-@inner
-def _add_edge(arrays, counters, state, token, target):
-    """Add an edge that is not there yet."""
-    states = arrays.states
-    counters[N_EDGES] += 1
-    if states[state, TOKEN] < 0:
-        states[state, TOKEN] = token
-        states[state, TARGET] = target
-    else:
-        counters[N_HASHED] += 1
-        _insert(arrays, state, token, target)
-
-
-@kernel(allocates=False)
-def _move_edges(old, arrays):
-    """Insert the edges of the table `old` into the larger, empty table of `arrays`."""
-    for row in range(old.shape[0]):
-        if old[row, EDGE_STATE] != 0:
-            arrays.states[old[row, EDGE_STATE] - 1, MORE] = -1
-    for row in range(old.shape[0]):
-        if old[row, EDGE_STATE] != 0:
-            _insert(arrays, old[row, EDGE_STATE] - 1, old[row, EDGE_TOKEN], old[row, EDGE_TARGET])
-
-
-@inner
 def _new_state(arrays, counters, length, first_end):
     """Number of a new state without link and edges."""
     states = arrays.states
@@ -149,16 +94,16 @@ def _split(arrays, counters, parent, token, target):
     states[clone, LINK] = states[target, LINK]
     states[target, LINK] = clone
     if states[target, TOKEN] >= 0:
-        _add_edge(arrays, counters, clone, states[target, TOKEN], states[target, TARGET])
+        add_edge(arrays, counters, clone, states[target, TOKEN], states[target, TARGET])
     row = states[target, MORE]
     while row >= 0:
-        _add_edge(arrays, counters, clone, edges[row, EDGE_TOKEN], edges[row, EDGE_TARGET])
+        add_edge(arrays, counters, clone, edges[row, EDGE_TOKEN], edges[row, EDGE_TARGET])
         row = edges[row, EDGE_NEXT]
     while parent >= 0 and target_of(arrays, parent, token) == target:
         if states[parent, TOKEN] == token:
             states[parent, TARGET] = clone
         else:
-            edges[_edge_row(edges, parent, token), EDGE_TARGET] = clone
+            edges[edge_row(edges, parent, token), EDGE_TARGET] = clone
         parent = np.int64(states[parent, LINK])
     return clone
 
@@ -198,7 +143,7 @@ def _extend(arrays, counters, position_states, tokens):
             state = _new_state(arrays, counters, states[last, LENGTH] + 1, counters[N_TOKENS])
             walker = last
             for _ in range(fresh):
-                _add_edge(arrays, counters, walker, token, state)
+                add_edge(arrays, counters, walker, token, state)
                 walker = np.int64(states[walker, LINK])
         if split:
             target = _split(arrays, counters, parent, token, target)
@@ -348,7 +293,7 @@ class SuffixAutomaton:
             return
         n_slots = max(len(edges), int(self._counters[WANTED_HASHED])) * 3 // 2 + 1
         self.arrays = AutomatonArrays(states, np.zeros((n_slots, 4), np.int32))
-        _move_edges(edges, self.arrays)
+        move_edges(edges, self.arrays)
 
     def end_document(self) -> None:
         """End the open document, even an empty one: what comes next starts another."""

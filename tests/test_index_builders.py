@@ -126,94 +126,6 @@ def test_name_with_pattern_characters_is_a_file_first(tmp_path):
     assert read(write(tmp_path / "a[1].txt", "yes"))[0] == ["yes"]
 
 
-CHAT = [
-    {"role": "user", "content": "question"},
-    {"role": "assistant", "content": "answer"},
-    {"role": "user", "content": "again?"},
-    {"role": "assistant", "content": [{"type": "text", "text": "in "}, {"type": "text", "text": "parts"}]},
-    {"role": "assistant", "content": None, "tool_calls": []},
-]
-SHAREGPT = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
-
-
-@pytest.mark.parametrize(
-    ("record", "options", "texts"),
-    [
-        ({"text": "a"}, {}, ["a"]),
-        ({"content": "b"}, {}, ["b"]),
-        ({"body": "c", "text": "no"}, {"text_key": "body"}, ["c"]),
-        ("bare", {}, ["bare"]),
-        ({"messages": CHAT, "text": "rendered"}, {}, ["answer", "in parts"]),
-        ({"messages": CHAT}, {"roles": ("user",)}, ["question", "again?"]),
-        ({"conversations": SHAREGPT}, {}, ["hello"]),
-        ({"conversations": SHAREGPT}, {"roles": ("human", "gpt")}, ["hi", "hello"]),
-        ({"turns": SHAREGPT}, {"text_key": "turns", "roles": ("user", "assistant")}, ["hi", "hello"]),
-        (CHAT[:2], {}, ["answer"]),
-        ({"text": ""}, {}, []),
-        ({"text": "\u2028 no line break \x85"}, {}, ["\u2028 no line break \x85"]),
-    ],
-)
-def test_json_records(tmp_path, record, options, texts):
-    assert read(write(tmp_path / "a.jsonl", lines(record)), **options)[0] == texts
-    assert read(write(tmp_path / "a.json", json.dumps([record])), **options)[0] == texts
-
-
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [
-        (b'{"text": "cut', r"a\.jsonl:3: wanted one JSON value a line"),
-        (b'{"title": "x", "n": 1}', r"a\.jsonl:3: no text: wanted .*text.*the record has n, title; .*--text-key"),
-        (b"17", r"a\.jsonl:3: wanted a JSON object or string, got a number"),
-        (b'{"text": 17}', r"a\.jsonl:3: wanted a string under 'text', got a number"),
-        (b'{"text": null}', r"a\.jsonl:3: no text"),
-        (b"null", r"a\.jsonl:3: wanted a JSON object or string, got null"),
-        (b'{"text": "\xff"}', r"a\.jsonl:3: byte 33 is 0xff, which is not UTF-8 there"),
-        (b'{"text": "\\ud800"}', r"a\.jsonl:3: half a surrogate pair, \\ud800"),
-        (b'{"messages": ["hi"]}', r"a\.jsonl:3: wanted chat turns with a role"),
-        (b'{"messages": [{"role": "assistant", "content": 5}]}', r"a\.jsonl:3: wanted a string as the assistant turn"),
-        (b"[" * 100_000, r"a\.jsonl:3: wanted one JSON value a line"),
-    ],
-)
-def test_bad_json_line_is_named_and_counted(tmp_path, bad, said):
-    path = write(tmp_path / "a.jsonl", b'{"text": "first"}\n    \n' + bad + b'\n{"text": "last"}')
-    with pytest.raises(ValueError, match=said + r".*a build tolerates some with --max-bad-records"):
-        read(path)
-    found, tally = read(path, max_bad_records=1)
-    assert found == ["first", "last"] and tally.bad_records == 1
-    write(path, bad + b"\n" + bad)
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: .*one more than --max-bad-records 1"):
-        read(path, max_bad_records=1)
-
-
-def test_whole_chats_are_rendered_with_normal_roles(tmp_path):
-    def render(chat):
-        if len(chat) > 4:
-            raise ValueError("too long a chat")
-        return "".join(f"<{turn['role']}>{turn['content']}" for turn in chat)
-
-    path = write(tmp_path / "a.jsonl", lines({"conversations": SHAREGPT}, {"text": "plain"}, {"messages": CHAT}))
-    found, tally = read(path, render_chat=render, max_bad_records=1)
-    assert found == ["<user>hi<assistant>hello", "plain"] and tally.bad_records == 1
-    with pytest.raises(ValueError, match=r"a\.jsonl:3: too long a chat"):
-        read(path, render_chat=render)
-
-
-def test_warnings_end_after_some(tmp_path):
-    said = []
-    options = ReadOptions(max_bad_records=100)
-    files = list_files([str(write(tmp_path / "a.jsonl", "bad\n" * 90))], options)
-    tally = Tally(warn=said.append)
-    assert list(read_documents(files, options, tally)) == [] and tally.bad_records == 90
-    assert len(said) == 21 and "a.jsonl:20:" in said[19] and "only counted" in said[20]
-
-
-def test_json_file_must_be_an_array(tmp_path):
-    with pytest.raises(ValueError, match=r"wanted an array of records, got an object"):
-        read(write(tmp_path / "a.json", "{}"))
-    with pytest.raises(ValueError, match=r"belongs in a \.jsonl file"):
-        read(write(tmp_path / "a.json", '{"text": "a"}\n{"text": "b"}'))
-
-
 def test_packed_json_lines(tmp_path):
     zstandard = pytest.importorskip("zstandard")
     content = lines(*({"text": f"document {i} " + "x" * (i % 70)} for i in range(5000))).encode()
@@ -254,7 +166,8 @@ def test_parquet_and_saved_datasets(tmp_path):
     pyarrow.parquet.write_table(holes, tmp_path / "b.parquet")
     with pytest.raises(ValueError, match=r"b\.parquet: row 2: no text"):
         read(tmp_path / "b.parquet")
-    chats = pyarrow.table({"messages": [CHAT[:2], CHAT[2:3]]})
+    turns = [{"role": role, "content": content} for role, content in (("user", "question"), ("assistant", "answer"))]
+    chats = pyarrow.table({"messages": [turns, turns[:1]]})
     pyarrow.parquet.write_table(chats, tmp_path / "c.parquet")
     assert read(tmp_path / "c.parquet")[0] == ["answer"]
     with pytest.raises(ValueError, match=r"d\.parquet: damaged"):

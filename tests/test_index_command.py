@@ -398,6 +398,9 @@ def test_memory_limit_chooses_the_kind_or_stops_early(tmp_path, capsys, tokenize
         code, err = build_within(megabytes, *more)
         assert code == 1 and "--memory-limit is" in err and "--shard 1/" in err and "2,000,000 tokens" in err
         assert not (tmp_path / "my.index").exists()
+    for megabytes in (-100, 1):  # no part of a corpus takes less
+        code, err = build_within(megabytes)
+        assert code == 1 and "--memory-limit is" in err and "are in use before the first token" in err and "shard" not in err
     for megabytes, kind in ((180, "suffix_array"), (2000, "suffix_automaton")):
         code, err = build_within(megabytes)
         assert code == 0 and content(tmp_path / "my.index")["manifest"]["kind"] == kind

@@ -8,7 +8,8 @@ import naive_automaton as naive
 import numpy as np
 import pytest
 
-from redraft.retrieval.suffix_automaton import EDGE_STATE, EDGE_TARGET, LENGTH, LINK, TARGET, TOKEN, SuffixAutomaton
+from redraft.retrieval.automaton_edges import EDGE_STATE, EDGE_TARGET, LENGTH, LINK, TARGET, TOKEN
+from redraft.retrieval.suffix_automaton import SuffixAutomaton
 
 ALPHABETS = ([0], [0, 1], [0, 2**31 - 1], [7, 8, 9], [0, 1, 2, 3])
 
