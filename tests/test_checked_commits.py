@@ -73,3 +73,14 @@ def test_what_is_wrong_raises_the_same_in_a_batch(tokens, candidates, hidden, er
         for compiled in (True, False):
             with pytest.raises((TypeError, ValueError), match=error):
                 checked_commits(commits, VOCABULARY, compiled=compiled)
+
+
+def test_nobody_waits_for_the_compiler(monkeypatch):
+    def compiling(*_):
+        raise AssertionError("a kernel was called")
+
+    monkeypatch.setattr("redraft.retrieval.candidates.all_sound", compiling)
+    commits = [([1], GOOD, None), (np.array([2], np.int32), GOOD, None)]
+    assert len(checked_commits(commits, VOCABULARY, compiled=False)) == 2
+    with pytest.raises(AssertionError, match="a kernel was called"):
+        checked_commits(commits[1:] * 2, VOCABULARY, compiled=True)

@@ -142,6 +142,42 @@ def test_an_error_is_one_sessions_own(listen, step, code, text):
         assert tokens_of(stream.ask(draft(1), draft(2))) == {1: expected(1, 2, 3), 2: expected(4, 5)}
 
 
+@pytest.mark.parametrize(
+    ("field", "data", "named"),
+    [
+        ("tokens", b"123", "candidates.tokens"),
+        ("tokens", pack_int32([1]), "candidates.previous"),
+        ("tokens", b"", "candidates.ids"),
+        ("previous", b"123", "candidates.previous"),
+        ("previous", pack_int32([1]), "candidates.previous"),
+        ("ids", b"12345", "candidates.ids"),
+        ("ids", pack_int32([3, 4, 5]), "candidates.ids"),
+        ("ids", pack_int32([3, 4]), "candidates.probs"),
+        ("probs", b"123", "candidates.probs"),
+        ("probs", b"\0" * 12, "candidates.probs"),
+    ],
+)
+def test_candidates_of_a_wrong_length_leave_the_neighbours_theirs(listen, field, data, named):
+    sound = {
+        "tokens": pack_int32([1, 2]),
+        "previous": pack_int32([-1, 1]),
+        "ids": pack_int32([3, 4, 5, 6]),
+        "probs": pack_float32([0.5, 0.25, 0.5, 0.25]),
+    }
+    drafter = ScriptedDrafter()
+    with running(drafter, listen), RawStream(listen) as stream:
+        stream.ask(*[open_(number, [number]) for number in (1, 2, 3)])
+        right, wrong = pb.Candidates(**sound), pb.Candidates(**{**sound, field: data})
+        reply = stream.ask(*[commit(n, 1, [7, n], candidates=wrong if n == 2 else right) for n in (1, 2, 3)])
+        assert codes_of(reply) == {2: "INVALID_ARGUMENT"} and named in reply.errors[0].message
+        one, two, three = drafter.sessions.values()
+        assert [session.history.tolist() for session in (one, two, three)] == [[1, 7, 1], [2], [3, 7, 3]]
+        for session in (one, three):
+            (got,) = session.candidates
+            assert (got.tokens.tolist(), got.previous.tolist()) == ([1, 2], [-1, 1])
+            assert (got.ids.tolist(), got.probs.tolist()) == ([[3, 4], [5, 6]], [[0.5, 0.25]] * 2)
+
+
 def test_after_a_gap_the_session_can_be_opened_anew(listen):
     with running(ScriptedDrafter(), listen), RawStream(listen) as stream:
         stream.ask(open_(1, [1, 2, 3]))
