@@ -250,17 +250,16 @@ def _commit_arrays(session, fields) -> tuple[bytes, bytes, bytes, bytes, bytes]:
         )
     tokens, there = fields.tokens, fields.candidates
     last, previous, ids, probs = there.tokens, there.previous, there.ids, there.probs
-    if (len(tokens) | len(last) | len(previous) | len(ids) | len(probs)) % 4:
-        for name in ("tokens", "previous", "ids", "probs"):
-            unpack_int32(getattr(there, name), f"candidates.{name}")
-        unpack_int32(tokens, "tokens")
+    for array, name in ((tokens, "tokens"), (last, "candidates.tokens"), (ids, "candidates.ids")):
+        if len(array) % 4:
+            raise ValueError(f"{name}: wanted a multiple of 4 bytes (int32), got {len(array)} bytes")
     rows = len(last) // 4
     if len(ids) // 4 % rows if rows else ids:
         raise ValueError(f"candidates.ids: wanted a multiple of {rows} (one row per position), got {len(ids) // 4} ids")
     if len(probs) != len(ids):
-        raise ValueError(f"candidates.probs: wanted {len(ids) // 4} values like ids, got {len(probs) // 4}")
+        raise ValueError(f"candidates.probs: wanted {len(ids) // 4} values like ids, got {len(probs)} bytes")
     if len(previous) != len(last):
-        raise ValueError(f"candidates.previous: wanted {rows} tokens like candidates.tokens, got {len(previous) // 4}")
+        raise ValueError(f"candidates.previous: wanted {rows} tokens like candidates.tokens, got {len(previous)} bytes")
     return tokens, last, previous, ids, probs
 
 

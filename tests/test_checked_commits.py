@@ -80,7 +80,7 @@ def test_nobody_waits_for_the_compiler(monkeypatch):
         raise AssertionError("a kernel was called")
 
     monkeypatch.setattr("redraft.retrieval.candidates.all_sound", compiling)
-    commits = [([1], GOOD, None), (np.array([2], np.int32), GOOD, None)]
+    commits = [(np.array([token], np.int32), GOOD, None) for token in (1, 2)]
     assert len(checked_commits(commits, VOCABULARY, compiled=False)) == 2
     with pytest.raises(AssertionError, match="a kernel was called"):
-        checked_commits(commits[1:] * 2, VOCABULARY, compiled=True)
+        checked_commits(commits, VOCABULARY, compiled=True)
