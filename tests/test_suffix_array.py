@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from test_suffix_automaton import TABLE, random_documents
 
+from redraft.retrieval.edge_rows import EDGE_COLUMNS
 from redraft.retrieval.frequent_contexts import (
+    CONTEXT_COLUMNS,
     COUNT,
     DEPTH,
     DISTINCT,
@@ -222,6 +224,16 @@ def test_of_successors_that_are_as_frequent_the_lower_ids_are_kept(least_rows):
     check_find(build(documents, least_rows), documents, [0], 4)
 
 
+def test_every_row_of_a_rare_context_is_counted():
+    """Up to one row less than a frequent context has; tokens that follow once each are all found."""
+    for n in (LEAST_ROWS - 1, LEAST_ROWS):
+        array = build([[0, token] for token in range(1, n + 1)])
+        cursor = find(array, [0], 4)
+        assert cursor[1] - cursor[0] == n and (cursor[3] > 0) == (n == LEAST_ROWS)
+        tokens, counts, distinct = successors(array, *cursor)
+        assert (tokens.tolist(), counts.tolist(), distinct) == ([*range(1, 9)], [1] * 8, n)
+
+
 def beginnings(documents: list[list[int]], most: int) -> dict[tuple[int, ...], list[int]]:
     """Where each sequence of up to `most` tokens starts; the empty one at every token."""
     found: dict[tuple[int, ...], list[int]] = {}
@@ -304,6 +316,17 @@ def test_frequent_contexts_are_all_of_them_with_their_counts(least_rows):
             while shorter and len(wanted[shorter]) == row[COUNT]:
                 shorter = shorter[1:]
             assert contexts[row[SHORTER]] == shorter
+
+
+def test_nothing_is_left_of_what_the_memory_held():
+    documents = repetitive(random.Random(3), 6, 80, 9)
+
+    def dirty(name: str, rows: int) -> np.ndarray:
+        columns = {"contexts": CONTEXT_COLUMNS, "context_edges": EDGE_COLUMNS}.get(name)
+        return np.full((rows, columns), 77, np.int32) if columns else np.full(rows, 77, np.uint32)
+
+    for array, clean in zip(build_suffix_array(*flat(documents), dirty, least_rows=3), build(documents, 3), strict=True):
+        assert np.array_equal(array, clean)
 
 
 @pytest.mark.parametrize("documents", [[], [[]], [[], []]])
