@@ -42,8 +42,7 @@ class Bundle:
     __slots__ = ("addresses", "arrays", "place")
 
     def __init__(self, arrays, like: Bundle | None = None):
-        """`like`: a bundle of as many arrays, of which those that are in both need not be looked at again: asking NumPy
-        where an array lies takes a microsecond."""
+        """`like`: a bundle of as many arrays, of which those that are in both need not be looked at again."""
         self.arrays = tuple(arrays)
         if like is None:
             self.addresses = np.array([_place_of(i, array) for i, array in enumerate(self.arrays)], np.int64).reshape(-1)
@@ -56,8 +55,11 @@ class Bundle:
 
 
 def _place_of(i: int, array: np.ndarray) -> tuple[int, int]:
-    if not array.flags.c_contiguous:
+    flags = array.flags
+    if not flags.c_contiguous:
         raise ValueError(f"bundle: array {i} is not C-contiguous")
+    if flags.writeable and array.size:  # a fifth of the time that the other way takes
+        return ctypes.addressof(ctypes.c_char.from_buffer(array)), len(array)
     return array.__array_interface__["data"][0], len(array)
 
 

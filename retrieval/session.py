@@ -221,7 +221,9 @@ class Session:
         Raises SessionClosedError, ValueError, TypeError; nothing is taken in then.
         """
         vocab_size = self._drafter.config.vocab_size
-        tokens = as_tokens(tokens, vocab_size).copy()
+        tokens = as_tokens(tokens, vocab_size)
+        if not tokens.flags.writeable:
+            tokens = tokens.copy()  # kernels are compiled for arrays that may be written
         if candidates is not None:
             candidates = _own_candidates(candidates, vocab_size)
         with self._lock:
