@@ -27,6 +27,7 @@ from redraft.decoding.target_model import TargetModel
 from redraft.decoding.tree_size import sizer_of
 from redraft.decoding.verifier import Verifier
 from redraft.retrieval.draft_tree import DraftTree
+from redraft.retrieval.tokens import as_count
 
 __all__ = ["Generation", "Step", "decode", "generate", "padded_outputs", "split_rows", "stops_of"]
 
@@ -119,8 +120,8 @@ def generate(
         raise ValueError(f"acceptance: wanted 'lossless' or 'nest', got {acceptance!r}")
     target = TargetModel(model)
     prompts = split_rows(input_ids, attention_mask, target.vocab_size)
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens: wanted at least 1, got {max_new_tokens}")
+    if as_count(max_new_tokens, 2**31 - 1, "max_new_tokens") < 1:
+        raise ValueError("max_new_tokens: wanted at least 1, got 0")
     if streamer is not None and len(prompts) > 1:
         raise ValueError(f"streamer: wanted a single sequence, got {len(prompts)}")
     processors = LogitsProcessorList(logits_processor or [])

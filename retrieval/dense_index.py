@@ -94,6 +94,12 @@ def new_faiss(dimension: int, factory: str):
     lists = _lists(faiss, index)
     if lists is not None and lists.nlist < 1:
         raise ValueError(f"FAISS factory {factory!r}: wanted 1 list or more, got {lists.nlist}")
+    graph = getattr(faiss.downcast_index(index), "hnsw", None)
+    if graph is not None:
+        try:
+            graph.nb_neighbors(1)
+        except RuntimeError:  # FAISS makes such a graph, and ends the process when keys are added
+            raise ValueError(f"FAISS factory {factory!r}: wanted 2 neighbours or more a node of the graph") from None
     return index
 
 

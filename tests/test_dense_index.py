@@ -186,6 +186,8 @@ def test_the_structure_follows_the_number_of_keys():
         (100, "IVF128,SQ8", "128 lists need as many keys, got 100"),
         (100, "Nonsense", "FAISS factory 'Nonsense'"),
         (100, "IVF0,Flat", "wanted 1 list or more, got 0"),
+        (100, "HNSW0", "wanted 2 neighbours or more a node"),
+        (100, "HNSW1", "wanted 2 neighbours or more a node"),
         (100, 7, "FAISS factory 7"),
     ],
 )
