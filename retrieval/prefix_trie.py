@@ -19,7 +19,7 @@ steps, so nothing goes stale when other sessions write. About 70 bytes a token o
 tokens are the business of the copy pointers (`copy_pointer.py`); a large read-only corpus is better served by a frozen
 suffix automaton (`frozen_automaton.py`) or a suffix array (`suffix_array.py`).
 
-Invariants (checked by `check_invariants`):
+Invariants (tests check them):
 1. A stored context's suffix (its parent) is stored and expanded. Children die before their parents.
 2. A leaf has total 1, and `last` is the position of its only successor.
 3. An expanded context's total is at least the sum of its successors' counts (the tail of a list over 48 is dropped).
@@ -388,27 +388,3 @@ def look_up(trie, window, n_window, path):
             if position < 0:
                 break
     return stored, length
-
-
-def check_invariants(trie: PrefixTrie) -> None:
-    """Assert the invariants of the module's head; for tests."""
-    live = sorted(int(node) for node in trie.slots if node >= 0)
-    assert len(live) == len(set(live)) == trie.header[LIVE_NODES]
-    alive = set(live) | {ROOT, SKIP_ROOT}
-    used = 0
-    for node in live:
-        parent, token, total, last, first = (int(x) for x in trie.nodes[node])
-        assert parent in alive and find(trie, parent, token) == node
-        assert parent in (ROOT, SKIP_ROOT) or trie.nodes[parent, FIRST] != LEAF
-        if first == LEAF:
-            assert total == 1 and trie.text[last] >= 0
-            continue
-        counts, seen, entry = 0, set(), first
-        while entry >= 0:
-            successor, count, entry = (int(x) for x in trie.successors[entry])
-            assert count >= 1 and successor not in seen
-            seen.add(successor)
-            counts += count
-            used += 1
-        assert len(seen) <= MAX_SUCCESSORS and 1 <= counts + (total - counts) and counts <= total
-    assert used == trie.header[LIVE_SUCCESSORS]

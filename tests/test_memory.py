@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from naive_memory import NaiveMemory
 from streams import some_tokens
+from trie_invariants import check_invariants
 
 from redraft.retrieval import memory as memory_module
 from redraft.retrieval import prefix_trie as pt
@@ -41,7 +42,7 @@ def contents(trie):
 
 
 def assert_same(memory: Memory, naive: NaiveMemory):
-    pt.check_invariants(memory.trie)
+    check_invariants(memory.trie)
     assert list(memory._documents) == list(naive.documents)
     assert memory.n_tokens == naive.n_tokens
     written = {-1: None}  # position -> time
@@ -158,7 +159,7 @@ def test_short_documents_without_end_take_no_more_room():
             sizes.append(memory.nbytes)
     assert sizes[0] == sizes[1] == sizes[2] == sizes[3]
     assert len(memory._documents) == len(set(memory._owners.values())) and memory.n_tokens <= 3000
-    pt.check_invariants(memory.trie)
+    check_invariants(memory.trie)
 
 
 def test_readers_keep_the_arrays_they_hold():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from naive_trie import NaiveContexts
+from trie_invariants import check_invariants
 
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.forgetting import forget_block
@@ -76,7 +77,7 @@ def successors(trie, node):
 
 def assert_same(documents: Documents, naive: NaiveContexts, rng, exact_counts=True):
     trie = documents.trie
-    pt.check_invariants(trie)
+    check_invariants(trie)
     keys = {key for document in naive.documents.values() for at in range(len(document))
             for key in naive._contexts(document, at)}
     for key in keys:
@@ -129,7 +130,7 @@ def test_interleaved_documents_and_forgetting(letters, seed):
     for name in list(documents.firsts):
         while name in documents.firsts:
             documents.forget_block(name)
-    pt.check_invariants(documents.trie)
+    check_invariants(documents.trie)
     assert documents.trie.header[pt.LIVE_NODES] == 0 and documents.trie.header[pt.LIVE_SUCCESSORS] == 0
 
 
@@ -156,7 +157,7 @@ def test_long_successor_lists_drop_their_oldest():
     naive.append("a", tokens)
     node = find_key(documents.trie, pt.ROOT, np.array([7], np.int32))
     assert [token for token, _ in successors(documents.trie, node)] == naive.lists[("plain", (7,))]
-    pt.check_invariants(documents.trie)
+    check_invariants(documents.trie)
 
 
 def test_work_per_token_does_not_depend_on_the_text():
@@ -164,3 +165,20 @@ def test_work_per_token_does_not_depend_on_the_text():
         documents = Documents()
         documents.append("a", tokens)
         assert documents.trie.header[pt.LIVE_NODES] < 200
+
+
+def test_a_trie_grows_seldom_and_keeps_little_idle():
+    """Every growth is a copy and a new description of the arrays; what is not used yet is memory all the same."""
+    tokens = (np.random.default_rng(3).zipf(1.3, 6000) % 3000).astype(np.int32)
+    trie, tail, growths = pt.create(100), -1, 0
+    for end in range(0, len(tokens), 3):
+        done = 0
+        while True:
+            tail, done = pt.append_tokens(trie, tail, tokens[end : end + 3], done)
+            if done == 3:
+                break
+            trie, growths = pt.grown(trie), growths + 1
+    assert growths < 36
+    live = 20 * trie.header[pt.LIVE_NODES] + 12 * trie.header[pt.LIVE_SUCCESSORS] + 4 * len(tokens)
+    assert sum(array.nbytes for array in trie) - trie.slots.nbytes < 1.35 * live
+    assert len(trie.slots) < 4 * trie.header[pt.LIVE_NODES]

@@ -1,0 +1,29 @@
+"""What must hold in a context trie at any time."""
+
+from __future__ import annotations
+
+from redraft.retrieval import prefix_trie as pt
+
+
+def check_invariants(trie: pt.PrefixTrie) -> None:
+    """Assert the invariants that the head of `prefix_trie.py` lists."""
+    live = sorted(int(node) for node in trie.slots if node >= 0)
+    assert len(live) == len(set(live)) == trie.header[pt.LIVE_NODES]
+    alive = set(live) | {pt.ROOT, pt.SKIP_ROOT}
+    used = 0
+    for node in live:
+        parent, token, total, last, first = (int(x) for x in trie.nodes[node])
+        assert parent in alive and pt.find(trie, parent, token) == node
+        assert parent in (pt.ROOT, pt.SKIP_ROOT) or trie.nodes[parent, pt.FIRST] != pt.LEAF
+        if first == pt.LEAF:
+            assert total == 1 and trie.text[last] >= 0
+            continue
+        counts, seen, entry = 0, set(), first
+        while entry >= 0:
+            successor, count, entry = (int(x) for x in trie.successors[entry])
+            assert count >= 1 and successor not in seen
+            seen.add(successor)
+            counts += count
+            used += 1
+        assert len(seen) <= pt.MAX_SUCCESSORS and 1 <= counts + (total - counts) and counts <= total
+    assert used == trie.header[pt.LIVE_SUCCESSORS]
