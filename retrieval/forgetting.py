@@ -27,7 +27,7 @@ def _delete(trie, node):
         entry = after
     mask = len(slots) - 1
     hole = pt.slot_of(nodes[node, pt.PARENT], nodes[node, pt.TOKEN]) & mask
-    while slots[hole] != node:
+    while slots[hole] & mask != node:
         hole = (hole + 1) & mask
     probe = hole
     while True:
@@ -35,7 +35,7 @@ def _delete(trie, node):
         other = slots[probe]
         if other < 0:
             break
-        home = pt.slot_of(nodes[other, pt.PARENT], nodes[other, pt.TOKEN]) & mask
+        home = pt.slot_of(nodes[other & mask, pt.PARENT], nodes[other & mask, pt.TOKEN]) & mask
         if ((probe - home) & mask) >= ((probe - hole) & mask):
             slots[hole] = other
             hole = probe

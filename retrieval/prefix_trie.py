@@ -63,7 +63,8 @@ class PrefixTrie(NamedTuple):
     block_next, block_previous: int32[capacity / 32]  neighbouring block of the same document, -1 = none
     nodes: int32[n, 5]  PARENT, TOKEN, TOTAL, LAST, FIRST
     successors: int32[m, 3]  SUCCESSOR token, COUNT, NEXT entry in the list (-1 = end)
-    slots: int32[2**k]  open addressing over (parent, token); -1 = empty
+    slots: int32[2**k]  open addressing over (parent, token); -1 = empty. The low k bits are the node; above them stand the
+        hash's bits from k on, so that a look-up rarely reads the row of another node, which is a cache miss
     header: int64[8]  fill and free lists
     """
 
@@ -131,13 +132,10 @@ def _short(length: int, used: int, per_token: int) -> bool:
 @kernel(allocates=False)
 def rehash(trie, slots):
     """Enter every live node into the empty table `slots`."""
-    mask = len(slots) - 1
     for old in trie.slots:
         if old >= 0:
-            slot = slot_of(trie.nodes[old, PARENT], trie.nodes[old, TOKEN]) & mask
-            while slots[slot] >= 0:
-                slot = (slot + 1) & mask
-            slots[slot] = old
+            node = old & (len(trie.slots) - 1)
+            enter(slots, slot_of(trie.nodes[node, PARENT], trie.nodes[node, TOKEN]), node)
 
 
 @inner
@@ -152,9 +150,19 @@ def has_room(trie):
 
 @inner
 def slot_of(parent, token):
-    """Hash of the pair; callers mask it to the table's size."""
+    """Hash of the pair, 31 bits; callers mask it to the table's size."""
     mixed = (np.int64(parent) * 0x9E3779B1 + np.int64(token)) * 0x2545F4914F6CDD1D
     return (mixed >> 29) & 0x7FFFFFFF
+
+
+@inner
+def enter(slots, key, node):
+    """Enter a node into the table that does not hold it; `key` is its `slot_of`."""
+    mask = len(slots) - 1
+    slot = key & mask
+    while slots[slot] >= 0:
+        slot = (slot + 1) & mask
+    slots[slot] = key & ~mask | node
 
 
 @inner
@@ -162,10 +170,14 @@ def find(trie, parent, token):
     """The node below `parent` for `token`, or -1."""
     nodes, slots = trie.nodes, trie.slots
     mask = len(slots) - 1
-    slot = slot_of(parent, token) & mask
+    key = slot_of(parent, token)
+    slot = key & mask
     while True:
-        node = slots[slot]
-        if node < 0 or (nodes[node, PARENT] == parent and nodes[node, TOKEN] == token):
+        entry = np.int64(slots[slot])
+        if entry < 0:
+            return np.int64(-1)
+        node = entry & mask
+        if (entry ^ key) & ~mask == 0 and nodes[node, PARENT] == parent and nodes[node, TOKEN] == token:
             return node
         slot = (slot + 1) & mask
 
@@ -248,11 +260,7 @@ def _new_leaf(trie, parent, token, position):
     nodes[node, TOTAL] = 1
     nodes[node, LAST] = position
     nodes[node, FIRST] = LEAF
-    mask = len(slots) - 1
-    slot = slot_of(parent, token) & mask
-    while slots[slot] >= 0:
-        slot = (slot + 1) & mask
-    slots[slot] = node
+    enter(slots, slot_of(parent, token), node)
 
 
 @inner

@@ -27,7 +27,7 @@ def positions(memory, document):
 def contents(trie):
     """{context: (total, [(successor, count)], position of the last successor or -1)} of every stored context."""
     found = {}
-    for node in (int(node) for node in trie.slots if node >= 0):
+    for node in (int(entry) & (len(trie.slots) - 1) for entry in trie.slots if entry >= 0):
         tokens, at = [], node
         while at not in (pt.ROOT, pt.SKIP_ROOT):
             tokens.append(int(trie.nodes[at, pt.TOKEN]))
@@ -173,5 +173,5 @@ def test_readers_keep_the_arrays_they_hold():
         if memory.trie is not old:  # grown: the old arrays are as they were when that happened, all of the old size
             assert not any(new is array for new, array in zip(memory.trie, old))
             assert old.nodes[:, pt.LAST].max() < len(old.text)
-            assert old.slots.max() < len(old.nodes)
+            assert max(int(entry) & (len(old.slots) - 1) for entry in old.slots if entry >= 0) < len(old.nodes)
             assert old.nodes[:, pt.FIRST].max() < len(old.successors)

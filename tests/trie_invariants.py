@@ -7,7 +7,7 @@ from redraft.retrieval import prefix_trie as pt
 
 def check_invariants(trie: pt.PrefixTrie) -> None:
     """Assert the invariants that the head of `prefix_trie.py` lists."""
-    live = sorted(int(node) for node in trie.slots if node >= 0)
+    live = sorted(int(entry) & (len(trie.slots) - 1) for entry in trie.slots if entry >= 0)
     assert len(live) == len(set(live)) == trie.header[pt.LIVE_NODES]
     alive = set(live) | {pt.ROOT, pt.SKIP_ROOT}
     used = 0
