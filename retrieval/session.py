@@ -221,9 +221,7 @@ class Session:
         Raises SessionClosedError, ValueError, TypeError; nothing is taken in then.
         """
         vocab_size = self._drafter.config.vocab_size
-        tokens = as_tokens(tokens, vocab_size)
-        if not tokens.flags.writeable:
-            tokens = tokens.copy()  # kernels are compiled for arrays that may be written
+        tokens = as_tokens(np.array(tokens), vocab_size)  # looked at once it is ours: the caller's may change meanwhile
         if candidates is not None:
             candidates = _own_candidates(candidates, vocab_size)
         with self._lock:

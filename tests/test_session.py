@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from streams import edited, some_tokens
 
+from redraft.retrieval import best_first
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree, Source
@@ -49,6 +50,24 @@ def state(drafter, session):
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest(), session.length, session.tokens().tolist(), drafter.n_sessions
+
+
+def test_tokens_in_any_layout_are_taken_by_the_kernels_that_there_are():
+    """An array of another layout is another type to the compiler: a commit of one would wait a minute for it."""
+    drafter, session = begun()
+    compiled = len(getattr(best_first.learn_tokens, "signatures", ()))
+    tokens = np.array([1, 2, 3], np.int32)
+    shifted = np.frombuffer(bytearray(b"." + tokens.tobytes()), np.int32, offset=1)
+    fixed = tokens.copy()
+    fixed.flags.writeable = False
+    layouts = shifted, fixed, np.array([1, 0, 2, 0, 3], np.int32)[::2], tokens.astype(">i4"), tokens.astype(np.int64), [1, 2, 3]
+    assert not shifted.flags.aligned
+    before = session.length
+    for layout in layouts:
+        session.commit(layout)
+        drafter.step([(session, layout), (session, layout)])
+    assert session.tokens()[before:].tolist() == [1, 2, 3] * (3 * len(layouts))
+    assert len(getattr(best_first.learn_tokens, "signatures", ())) == compiled
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -246,6 +246,20 @@ def beginnings(documents: list[list[int]], most: int) -> dict[tuple[int, ...], l
     return found
 
 
+def check_cursor(array, cursor, suffix, found, least_rows):
+    """The cursor stands at `suffix`: its rows, its length, and the longest context of it that is frequent enough."""
+    low, high, length, frequent = cursor
+    assert length == len(suffix) and sorted(positions(array, low, high).tolist()) == found[suffix]
+    wanted = suffix[-DEPTH:]
+    while wanted and len(found[wanted]) < least_rows:
+        wanted = wanted[1:]
+    if wanted:
+        context = array.contexts[frequent]
+        assert (context[LOW], context[LENGTH]) == (find(array, wanted)[0], len(wanted))
+    else:
+        assert frequent == 0
+
+
 @pytest.mark.parametrize("least_rows", [1, 3, 40, NEVER])
 @pytest.mark.parametrize("limit", [1, 4, 8, 11])
 @pytest.mark.parametrize("alphabet", [2, 12])
@@ -255,7 +269,6 @@ def test_cursors_advance_and_shorten(limit, alphabet, least_rows):
     rng = random.Random(10 * alphabet + limit)
     documents = repetitive(rng, 12, 300, alphabet)
     array, found = build(documents, least_rows), beginnings(documents, limit)
-    numbers = {(row[LOW], row[LENGTH]): number for number, row in enumerate(array.contexts[:-1].tolist())}
     text = [
         *documents[3][50:90],
         *(rng.randrange(alphabet + 1) for _ in range(40)),
@@ -272,12 +285,7 @@ def test_cursors_advance_and_shorten(limit, alphabet, least_rows):
         while suffix not in found:
             suffix = suffix[1:]
         while True:
-            low, high, length, frequent = here
-            assert length == len(suffix) and sorted(positions(array, low, high).tolist()) == found[suffix]
-            wanted = suffix[-DEPTH:]
-            while wanted and len(found[wanted]) < least_rows:
-                wanted = wanted[1:]
-            assert frequent == (numbers[find(array, wanted)[0], len(wanted)] if wanted else 0)
+            check_cursor(array, here, suffix, found, least_rows)
             if not suffix:
                 break
             here, times = _shorten(array, *here, window), len(found[suffix])

@@ -7,12 +7,12 @@ import random
 
 import numpy as np
 import pytest
-from test_suffix_array import NEVER, beginnings, build, flat, repetitive
+from test_suffix_array import NEVER, beginnings, build, check_cursor, flat, repetitive
 
-from redraft.retrieval.frequent_contexts import COUNT, DEPTH, EDGE_START, LENGTH, LOW
+from redraft.retrieval.frequent_contexts import COUNT, EDGE_START, LENGTH, LOW
 from redraft.retrieval.kernel import kernel
 from redraft.retrieval.suffix_array import positions
-from redraft.retrieval.suffix_array_cursor import find, rows_between
+from redraft.retrieval.suffix_array_cursor import rows_between
 from redraft.retrieval.suffix_array_levels import CURSOR, LEVELS, advance_levels, next_level
 
 
@@ -49,7 +49,6 @@ def test_levels_are_those_of_the_text(limit, alphabet, least_rows):
     rng = random.Random(10 * alphabet + limit)
     documents = repetitive(rng, 12, 200, alphabet)
     array, found = build(documents, least_rows), beginnings(documents, limit)
-    numbers = {(row[LOW], row[LENGTH]): number for number, row in enumerate(array.contexts[:-1].tolist())}
     text, window = passages(rng, documents, alphabet, 250), np.zeros(limit, np.int32)
     levels = np.zeros(CURSOR * LEVELS, np.int64)
     for position, token in enumerate(text):
@@ -68,12 +67,7 @@ def test_levels_are_those_of_the_text(limit, alphabet, least_rows):
                 times = len(found[suffix])
                 while suffix and len(found[suffix]) == times:
                     suffix = suffix[1:]
-            low, high, length, frequent = here
-            assert length == len(suffix) and sorted(positions(array, low, high).tolist()) == found[suffix]
-            wanted = suffix[-DEPTH:]
-            while wanted and len(found[wanted]) < least_rows:
-                wanted = wanted[1:]
-            assert frequent == (numbers[find(array, wanted)[0], len(wanted)] if wanted else 0)
+            check_cursor(array, here, suffix, found, least_rows)
             if asked < LEVELS:
                 assert tuple(levels[CURSOR * asked :][:CURSOR].tolist()) == here
             if not suffix:
