@@ -1,4 +1,4 @@
-"""One connection: a channel, the `Decode` stream on it, and the thread that reads the stream.
+"""One connection: a channel, and a stream of `Decode` messages, plain where the server offers that, else over gRPC.
 
 Messages are numbered; a reply belongs to the message whose number it carries. Somebody may wait for a reply, with a
 deadline, or nobody may: then the reply is only looked through for errors. When the stream ends, everybody who waits is
@@ -11,6 +11,7 @@ order of the changes they speak of, and while a reply is taken in.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from redraft.client.grpc_stream import GrpcStream
+from redraft.client.plain_stream import PlainStream
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1 import drafting_pb2_grpc as rpc
 
@@ -26,7 +29,6 @@ __all__ = ["Connection", "Sent"]
 _log = logging.getLogger("redraft.client")
 
 _CONNECT_SECONDS = 2.0
-_CLOSE_SECONDS = 0.5
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Sent:
 class Connection:
     """A live stream to one server. `seats` maps the ids used on this stream to the client's sessions.
 
-    `on_reply(connection, sent, reply)` is called by the reading thread with the lock held, for every reply.
+    `on_reply(connection, sent, reply)` is called with the lock held, for every reply, by whichever thread reads it.
     `on_end(connection, reason)` is called once, when the stream has ended for whatever reason, without the lock.
     """
 
@@ -59,7 +61,6 @@ class Connection:
         self.seats: dict[int, object] = {}
         self.alive = True
         self._lock, self._on_reply, self._on_end = lock, on_reply, on_end
-        self._outgoing: queue.SimpleQueue = queue.SimpleQueue()
         self._waiting: dict[int, Sent] = {}
         self._late = 0
         self._opening = 0
@@ -72,12 +73,21 @@ class Connection:
             self.drafting = rpc.DraftingServiceStub(self._channel)
             self.info = self.drafting.GetInfo(pb.GetInfoRequest(), timeout=_CONNECT_SECONDS)
             self.admin = rpc.AdminServiceStub(self._channel)
-            self._call = self.drafting.Decode(iter(self._outgoing.get, None))
+            self._stream = self._new_stream(target)
         except BaseException:
             self._channel.close()
             raise
-        self._reader = threading.Thread(target=self._read, name="redraft-client-reader", daemon=True)
-        self._reader.start()
+        self._stream.start()
+
+    def _new_stream(self, target: str) -> PlainStream | GrpcStream:
+        if self.info.plain_socket and target.startswith("unix:"):
+            path = target.removeprefix("unix:")
+            folder = os.path.dirname(path.removeprefix("//") if path.startswith("///") else path)
+            try:
+                return PlainStream(os.path.join(folder, self.info.plain_socket), self._take_in, self._ended)
+            except OSError as error:
+                _log.warning("the plain stream beside %s cannot be had (%s): steps go over gRPC", target, error)
+        return GrpcStream(self.drafting, self._take_in, self._ended)
 
     @property
     def behind(self) -> bool:
@@ -99,13 +109,18 @@ class Connection:
             return sent
         self._waiting[sent.step] = sent
         self._opening += bool(opened)
-        self._outgoing.put(request)
+        self._stream.send(request)
         return sent
+
+    def take_in(self) -> None:
+        """Take in the replies that have come to messages nobody waits for. The lock is not held."""
+        if self._waiting:
+            self._stream.take_in()
 
     def wait(self, sent: Sent, seconds: float):
         """The reply to a message; None if the stream ended. Raises queue.Empty when the deadline passes."""
         try:
-            return sent.reply.get(timeout=seconds)
+            return self._stream.wait(sent.reply, seconds)
         except queue.Empty:
             with self._lock:
                 if sent.step in self._waiting:
@@ -116,45 +131,36 @@ class Connection:
 
     def overdue(self) -> float:
         """For how many seconds the oldest message has been without a reply; 0 if there is none."""
+        self.take_in()
         with self._lock:
             oldest = min((sent.at for sent in self._waiting.values()), default=None)
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     def close(self) -> None:
         """End the stream in order, so that the server closes its sessions; waits a moment for that."""
-        self._outgoing.put(None)
-        if threading.current_thread() is not self._reader:
-            self._reader.join(_CLOSE_SECONDS)
-        self.abort()
+        self._stream.close()
+        self._channel.close()
 
     def abort(self) -> None:
         """End the stream without ceremony."""
-        self._call.cancel()
+        self._stream.abort()
         self._channel.close()
 
-    def _read(self) -> None:
-        reason = "the server ended the stream"
-        try:
-            for reply in self._call:
-                with self._lock:
-                    self._take_in(reply)
-        except grpc.RpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
-        finally:
-            with self._lock:
-                self.alive = False
-                for sent in self._waiting.values():
-                    sent.reply.put(None)
-                self._waiting.clear()
-            self._outgoing.put(None)  # lets gRPC's sending thread go
-            self._on_end(self, reason)
-            self._channel.close()
+    def _ended(self, reason: str) -> None:
+        with self._lock:
+            self.alive = False
+            for sent in self._waiting.values():
+                sent.reply.put(None)
+            self._waiting.clear()
+        self._on_end(self, reason)
+        self._channel.close()
 
     def _take_in(self, reply) -> None:
-        sent = self._waiting.pop(reply.step, None)
-        if sent is None:
-            return  # a number that we never sent, or sent once and had answered: not ours to act on
-        self._opening -= bool(sent.opened)
-        self._late -= sent.late
-        self._on_reply(self, sent, reply)
+        with self._lock:
+            sent = self._waiting.pop(reply.step, None)
+            if sent is None:
+                return  # a number that we never sent, or sent once and had answered: not ours to act on
+            self._opening -= bool(sent.opened)
+            self._late -= sent.late
+            self._on_reply(self, sent, reply)
         sent.reply.put(reply)

@@ -259,6 +259,9 @@ class DraftClient:
         """One round: ask the server for a tree for each session, and draft for those that it does not answer."""
         self._check_usable()
         max_nodes, min_prob = self._limits(max_nodes, min_prob)
+        connection = self._keeper.current
+        if connection is not None:
+            connection.take_in()
         with self._lock:
             connection, obstacle = self._keeper.current, self._obstacle()
             if obstacle is None:

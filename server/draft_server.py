@@ -22,6 +22,7 @@ from redraft.retrieval.errors import import_extra
 from redraft.server.drafting_service import AdminService, DraftingService
 from redraft.server.listen_address import ListenAddress, ListenError
 from redraft.server.metrics import serve_metrics
+from redraft.server.plain_stream import serve_plain_streams
 from redraft.server.session_table import SessionTable
 from redraft.v1 import drafting_pb2_grpc as rpc
 
@@ -103,11 +104,13 @@ class DraftServer:
             server, health = self._build()
             await self._set_health(health, "NOT_SERVING")
             await server.start()
+            plain_streams = None
             sweeper = None
             stop_metrics = None
             try:
                 if not await self._warm_up():
                     return
+                plain_streams = await self._serve_plain_streams()
                 if self.settings.metrics is not None:
                     stop_metrics = serve_metrics(self.settings.metrics, self.service)
                 sweeper = asyncio.ensure_future(self.service.expire_idle_sessions())
@@ -116,6 +119,8 @@ class DraftServer:
                 await self._stop.wait()
             finally:
                 await self._set_health(health, "NOT_SERVING")
+                if plain_streams is not None:
+                    plain_streams.close()
                 if sweeper is not None:
                     sweeper.cancel()
                 await self.service.drain(_DRAIN_SECONDS)
@@ -160,6 +165,18 @@ class DraftServer:
         if settings.listen.path is not None:
             return settings.listen
         return ListenAddress(host=settings.listen.host, port=port)
+
+    async def _serve_plain_streams(self) -> asyncio.Server | None:
+        """Listen for streams without gRPC, where there is a path for them beside the server's own."""
+        path = self.settings.listen.plain_path
+        if path is None:
+            if self.settings.listen.path is not None:
+                _log.warning("no plain stream is served: the path of %s leaves no room for one", self.settings.listen)
+            return None
+        with self.settings.listen.private_mode():
+            server = await serve_plain_streams(path, self.service)
+        self.service.plain_socket = path.name
+        return server
 
     async def _warm_up(self) -> bool:
         """Make the drafter and compile its kernels; False if the server was told to stop meanwhile."""

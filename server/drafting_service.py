@@ -40,6 +40,7 @@ class DraftingService(rpc.DraftingServiceServicer):
         self.table = table
         self.activity = Activity()
         self.max_message_bytes = max_message_bytes
+        self.plain_socket = ""  # file name of the socket for plain streams, where there is one
         self.workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="redraft-worker")
         self.beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="redraft-beside")
         self._streams: dict[asyncio.Task, StreamSessions] = {}
@@ -48,16 +49,22 @@ class DraftingService(rpc.DraftingServiceServicer):
 
     async def Decode(self, request_iterator, context):
         await self._admit(context)
+
+        async def read():
+            request = await context.read()
+            return None if request is grpc.aio.EOF else request
+
+        await self.serve_stream(read, context.write)
+
+    async def serve_stream(self, read, write) -> None:
+        """Answer what `read()` brings, one message after the other, until that is None or the server stops."""
         stream, task = self.table.new_stream(), asyncio.current_task()
         self._streams[task] = stream
         try:
-            while not self._draining:
-                request = await context.read()
-                if request is grpc.aio.EOF:
-                    break
+            while not self._draining and (request := await read()) is not None:
                 reply = pb.DecodeResponse(step=request.step)
                 await self._answer(stream, request, reply)
-                await context.write(reply)
+                await write(reply)
         except asyncio.CancelledError:
             if not self._draining:
                 raise  # the client went away
@@ -90,6 +97,7 @@ class DraftingService(rpc.DraftingServiceServicer):
             idle_seconds=self.table.idle_seconds,
             hidden_size=self.drafter.hidden_size,
             state_map=_state_map(self.drafter.states),
+            plain_socket=self.plain_socket,
         )
 
     async def Locate(self, request, context):
@@ -163,11 +171,16 @@ class DraftingService(rpc.DraftingServiceServicer):
             await asyncio.wait({work})
             raise
 
-    async def _admit(self, context) -> None:
+    def refusal(self) -> str | None:
+        """Why nobody is answered now; None if they are."""
         if self.drafter is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is still opening indexes and compiling")
-        if self._draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+            return "the server is still opening indexes and compiling"
+        return "the server is stopping" if self._draining else None
+
+    async def _admit(self, context) -> None:
+        refusal = self.refusal()
+        if refusal is not None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
 
 
 def _state_map(states) -> pb.StateMap | None:

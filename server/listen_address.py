@@ -75,6 +75,14 @@ class ListenAddress:
         except ValueError:
             return False
 
+    @property
+    def plain_path(self) -> Path | None:
+        """Where streams without gRPC are served, beside the socket; None for TCP, and where the path would be too long."""
+        if self.path is None:
+            return None
+        path = self.path.with_name(self.path.name + ".plain")
+        return path if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH else None
+
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
         """Hold the address: raises ListenError if another server has it, makes room for ours otherwise.
@@ -85,12 +93,15 @@ class ListenAddress:
             yield
             return
         lock = _lock(self.path)
+        paths = [path for path in (self.path, self.plain_path) if path is not None]
         try:
-            _refuse_foreign(self.path)
+            for path in paths:
+                _refuse_foreign(path)
             try:
                 yield
             finally:
-                self.path.unlink(missing_ok=True)
+                for path in paths:
+                    path.unlink(missing_ok=True)
         finally:
             _lock_path(self.path).unlink(missing_ok=True)  # while it is still held
             os.close(lock)

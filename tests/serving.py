@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from redraft.server.draft_server import DraftServer, ServerSettings
 from redraft.server.listen_address import ListenAddress
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1 import drafting_pb2_grpc as rpc
+from redraft.v1.wire import FRAME, framed
 
 TESTS = Path(__file__).parent
 
@@ -151,6 +153,49 @@ class RawStream:
 
     def __exit__(self, *error) -> None:
         self.close()
+
+
+class RawPlainStream:
+    """The same over the plain stream of a server at `unix:PATH`; `socket` for who wants to send something else."""
+
+    def __init__(self, listen: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(20)
+        self.socket.connect(listen.removeprefix("unix:") + ".plain")
+        self._step = 0
+
+    def ask(self, *steps: pb.SessionStep) -> pb.DecodeResponse:
+        self._step += 1
+        self.socket.sendall(framed(pb.DecodeRequest(step=self._step, steps=steps)))
+        reply = self.read()
+        assert reply.step == self._step
+        return reply
+
+    def read(self) -> pb.DecodeResponse | None:
+        """The next reply; None at the end of the stream."""
+        head = self._exactly(FRAME.size)
+        return None if head is None else pb.DecodeResponse.FromString(self._exactly(*FRAME.unpack(head)))
+
+    def _exactly(self, size: int) -> bytes | None:
+        data = b""
+        while len(data) < size:
+            more = self.socket.recv(size - len(data))
+            if not more:
+                assert not data, "the stream ended within a message"
+                return None
+            data += more
+        return data
+
+    def end(self) -> None:
+        """End the stream in order."""
+        self.socket.shutdown(socket.SHUT_WR)
+        assert self.read() is None
+
+    def __enter__(self) -> RawPlainStream:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.socket.close()
 
 
 def until(condition, seconds: float = 10.0) -> None:

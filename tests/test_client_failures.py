@@ -1,9 +1,15 @@
-"""The client when the server is late, wrong, refusing, hung, killed, or was never there: it goes on, and comes back."""
+"""The client when the server is late, wrong, refusing, hung, killed, or was never there: it goes on, and comes back.
+
+All of it over a Unix socket, where steps go over the plain stream, and over TCP, where they go over gRPC.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
+import socketserver
 import threading
 import time
 from concurrent import futures
@@ -21,16 +27,20 @@ from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.ngram import NgramDrafter
 from redraft.v1 import drafting_pb2 as pb
-from redraft.v1.wire import pack_float32, pack_int32
+from redraft.v1.wire import FRAME, pack_float32, pack_int32
 
 CONFIG = DraftConfig(vocab_size=VOCAB_SIZE)
 PATIENT = {"timeout": 5.0, "open_timeout": 10.0}
 PROMPT = [5, 6, 7, 5, 6]  # n-gram lookup continues it with 7, 5, 6, ...
 
 
-@pytest.fixture
-def listen(tmp_path):
-    return f"unix:{tmp_path}/s"
+@pytest.fixture(params=["unix", "tcp"])
+def listen(request, tmp_path):
+    if request.param == "unix":
+        return f"unix:{tmp_path}/s"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def from_server(session) -> bool:
@@ -231,7 +241,10 @@ WILD_ANSWERS = {
 
 @contextlib.contextmanager
 def wild_server(listen: str, answer):
-    """A gRPC server that answers each message of `Decode` with the bytes `answer(request)`."""
+    """A server that answers each message of a stream, plain where it listens on a Unix socket, with the bytes `answer(request)`."""
+    path = listen.removeprefix("unix:") + ".plain" if listen.startswith("unix:") else None
+    info = pb.GetInfoResponse(vocab_size=64, max_nodes=32, max_message_bytes=4 << 20)
+    info.plain_socket = "" if path is None else path.rpartition("/")[2]
 
     def decode(requests, context):
         for request in requests:
@@ -240,19 +253,46 @@ def wild_server(listen: str, answer):
     handlers = {
         "Decode": grpc.stream_stream_rpc_method_handler(decode, pb.DecodeRequest.FromString),
         "GetInfo": grpc.unary_unary_rpc_method_handler(
-            lambda request, context: pb.GetInfoResponse(vocab_size=64, max_nodes=32, max_message_bytes=4 << 20),
-            pb.GetInfoRequest.FromString,
-            pb.GetInfoResponse.SerializeToString,
+            lambda request, context: info, pb.GetInfoRequest.FromString, pb.GetInfoResponse.SerializeToString
         ),
     }
     server = grpc.server(futures.ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("redraft.v1.DraftingService", handlers)])
     server.add_insecure_port(listen)
-    server.start()
-    try:
-        yield
-    finally:
-        server.stop(0).wait()
+    with plain_server(path, answer) if path else contextlib.nullcontext():
+        server.start()
+        try:
+            yield
+        finally:
+            server.stop(0).wait()
+
+
+class plain_server(socketserver.ThreadingUnixStreamServer):  # noqa: N801 - used like a function
+    """Answers each message of a plain stream with the bytes `answer(request)`, their size before them."""
+
+    daemon_threads, block_on_close = True, False
+
+    def __init__(self, path: str, answer) -> None:
+        super().__init__(path, _PlainStream)
+        self.answer, self.streams = answer, []
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def __exit__(self, *error) -> None:
+        self.shutdown()
+        super().__exit__(*error)
+        for stream in self.streams:
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        os.unlink(self.server_address)
+
+
+class _PlainStream(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.server.streams.append(self.request)
+        with contextlib.suppress(ConnectionError):
+            while head := self.rfile.read(FRAME.size):
+                answer = self.server.answer(pb.DecodeRequest.FromString(self.rfile.read(*FRAME.unpack(head))))
+                self.wfile.write(FRAME.pack(len(answer)) + answer)
 
 
 @pytest.mark.parametrize("kind", WILD_ANSWERS)

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19redraft/v1/drafting.proto\x12\nredraft.v1\"E\n\rDecodeRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x05steps\x18\x02 \x03(\x0b\x32\x17.redraft.v1.SessionStep\"n\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12$\n\x05trees\x18\x02 \x03(\x0b\x32\x15.redraft.v1.DraftTree\x12(\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x18.redraft.v1.SessionError\"5\n\x0bStepRequest\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.redraft.v1.SessionStep\"^\n\x0cStepResponse\x12$\n\x05trees\x18\x01 \x03(\x0b\x32\x15.redraft.v1.DraftTree\x12(\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x18.redraft.v1.SessionError\"\xf9\x01\n\x0bSessionStep\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12$\n\x04open\x18\x02 \x01(\x0b\x32\x14.redraft.v1.OpenStepH\x00\x12(\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x16.redraft.v1.CommitStepH\x00\x12,\n\x08truncate\x18\x04 \x01(\x0b\x32\x18.redraft.v1.TruncateStepH\x00\x12&\n\x05\x64raft\x18\x05 \x01(\x0b\x32\x15.redraft.v1.DraftStepH\x00\x12&\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x15.redraft.v1.CloseStepH\x00\x42\x08\n\x06\x61\x63tion\"-\n\x08OpenStep\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\t\"g\n\nCommitStep\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12*\n\ncandidates\x18\x03 \x01(\x0b\x32\x16.redraft.v1.Candidates\x12\x0e\n\x06hidden\x18\x04 \x01(\x0c\"J\n\nCandidates\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x10\n\x08previous\x18\x02 \x01(\x0c\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\r\n\x05probs\x18\x04 \x01(\x0c\"\x1e\n\x0cTruncateStep\x12\x0e\n\x06length\x18\x01 \x01(\x04\"}\n\tDraftStep\x12\x16\n\tmax_nodes\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08min_prob\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12&\n\x08proposal\x18\x03 \x01(\x0b\x32\x14.redraft.v1.ProposalB\x0c\n\n_max_nodesB\x0b\n\t_min_prob\":\n\x08Proposal\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0f\n\x07parents\x18\x02 \x01(\x0c\x12\r\n\x05probs\x18\x03 \x01(\x0c\"\x0b\n\tCloseStep\"`\n\tDraftTree\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x0f\n\x07parents\x18\x03 \x01(\x0c\x12\r\n\x05probs\x18\x04 \x01(\x0c\x12\x0f\n\x07sources\x18\x05 \x01(\x0c\"_\n\x0cSessionError\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12*\n\x04\x63ode\x18\x02 \x01(\x0e\x32\x1c.redraft.v1.SessionErrorCode\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x10\n\x0eGetInfoRequest\"\x99\x02\n\x0fGetInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x13\n\x0bindex_paths\x18\x05 \x03(\t\x12\x19\n\x11max_message_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cmax_sessions\x18\x07 \x01(\r\x12\x15\n\ropen_sessions\x18\x08 \x01(\r\x12\x14\n\x0cidle_seconds\x18\t \x01(\x01\x12\x13\n\x0bhidden_size\x18\n \x01(\r\x12\'\n\tstate_map\x18\x0b \x01(\x0b\x32\x14.redraft.v1.StateMap\"o\n\x08StateMap\x12\x0f\n\x07numbers\x18\x01 \x01(\x0c\x12\r\n\x05width\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0eweights_sha256\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\r\n\x05layer\x18\x06 \x01(\x11\"!\n\rLocateRequest\x12\x10\n\x08passages\x18\x01 \x03(\x0c\"=\n\x0eLocateResponse\x12+\n\x0boccurrences\x18\x01 \x03(\x0b\x32\x16.redraft.v1.Occurrence\"B\n\nOccurrence\x12\x12\n\nindex_path\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\" \n\x10LoadIndexRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x13\n\x11LoadIndexResponse\"\"\n\x12UnloadIndexRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x15\n\x13UnloadIndexResponse\"\x14\n\x12ListIndexesRequest\"$\n\x13ListIndexesResponse\x12\r\n\x05paths\x18\x01 \x03(\t\"+\n\x16\x46orgetNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"\x19\n\x17\x46orgetNamespaceResponse*\xa1\x02\n\x10SessionErrorCode\x12\"\n\x1eSESSION_ERROR_CODE_UNSPECIFIED\x10\x00\x12&\n\"SESSION_ERROR_CODE_UNKNOWN_SESSION\x10\x01\x12(\n$SESSION_ERROR_CODE_POSITION_MISMATCH\x10\x02\x12\'\n#SESSION_ERROR_CODE_INVALID_ARGUMENT\x10\x03\x12#\n\x1fSESSION_ERROR_CODE_ALREADY_OPEN\x10\x04\x12(\n$SESSION_ERROR_CODE_TOO_MANY_SESSIONS\x10\x05\x12\x1f\n\x1bSESSION_ERROR_CODE_INTERNAL\x10\x06\x32\x96\x02\n\x0f\x44raftingService\x12\x43\n\x06\x44\x65\x63ode\x12\x19.redraft.v1.DecodeRequest\x1a\x1a.redraft.v1.DecodeResponse(\x01\x30\x01\x12\x39\n\x04Step\x12\x17.redraft.v1.StepRequest\x1a\x18.redraft.v1.StepResponse\x12\x42\n\x07GetInfo\x12\x1a.redraft.v1.GetInfoRequest\x1a\x1b.redraft.v1.GetInfoResponse\x12?\n\x06Locate\x12\x19.redraft.v1.LocateRequest\x1a\x1a.redraft.v1.LocateResponse2\xd4\x02\n\x0c\x41\x64minService\x12H\n\tLoadIndex\x12\x1c.redraft.v1.LoadIndexRequest\x1a\x1d.redraft.v1.LoadIndexResponse\x12N\n\x0bUnloadIndex\x12\x1e.redraft.v1.UnloadIndexRequest\x1a\x1f.redraft.v1.UnloadIndexResponse\x12N\n\x0bListIndexes\x12\x1e.redraft.v1.ListIndexesRequest\x1a\x1f.redraft.v1.ListIndexesResponse\x12Z\n\x0f\x46orgetNamespace\x12\".redraft.v1.ForgetNamespaceRequest\x1a#.redraft.v1.ForgetNamespaceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19redraft/v1/drafting.proto\x12\nredraft.v1\"E\n\rDecodeRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12&\n\x05steps\x18\x02 \x03(\x0b\x32\x17.redraft.v1.SessionStep\"n\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12$\n\x05trees\x18\x02 \x03(\x0b\x32\x15.redraft.v1.DraftTree\x12(\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x18.redraft.v1.SessionError\"5\n\x0bStepRequest\x12&\n\x05steps\x18\x01 \x03(\x0b\x32\x17.redraft.v1.SessionStep\"^\n\x0cStepResponse\x12$\n\x05trees\x18\x01 \x03(\x0b\x32\x15.redraft.v1.DraftTree\x12(\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x18.redraft.v1.SessionError\"\xf9\x01\n\x0bSessionStep\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12$\n\x04open\x18\x02 \x01(\x0b\x32\x14.redraft.v1.OpenStepH\x00\x12(\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x16.redraft.v1.CommitStepH\x00\x12,\n\x08truncate\x18\x04 \x01(\x0b\x32\x18.redraft.v1.TruncateStepH\x00\x12&\n\x05\x64raft\x18\x05 \x01(\x0b\x32\x15.redraft.v1.DraftStepH\x00\x12&\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x15.redraft.v1.CloseStepH\x00\x42\x08\n\x06\x61\x63tion\"-\n\x08OpenStep\x12\x0e\n\x06prompt\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\t\"g\n\nCommitStep\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12*\n\ncandidates\x18\x03 \x01(\x0b\x32\x16.redraft.v1.Candidates\x12\x0e\n\x06hidden\x18\x04 \x01(\x0c\"J\n\nCandidates\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x10\n\x08previous\x18\x02 \x01(\x0c\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\r\n\x05probs\x18\x04 \x01(\x0c\"\x1e\n\x0cTruncateStep\x12\x0e\n\x06length\x18\x01 \x01(\x04\"}\n\tDraftStep\x12\x16\n\tmax_nodes\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08min_prob\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12&\n\x08proposal\x18\x03 \x01(\x0b\x32\x14.redraft.v1.ProposalB\x0c\n\n_max_nodesB\x0b\n\t_min_prob\":\n\x08Proposal\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0f\n\x07parents\x18\x02 \x01(\x0c\x12\r\n\x05probs\x18\x03 \x01(\x0c\"\x0b\n\tCloseStep\"`\n\tDraftTree\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x0f\n\x07parents\x18\x03 \x01(\x0c\x12\r\n\x05probs\x18\x04 \x01(\x0c\x12\x0f\n\x07sources\x18\x05 \x01(\x0c\"_\n\x0cSessionError\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12*\n\x04\x63ode\x18\x02 \x01(\x0e\x32\x1c.redraft.v1.SessionErrorCode\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x10\n\x0eGetInfoRequest\"\xaf\x02\n\x0fGetInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x13\n\x0bindex_paths\x18\x05 \x03(\t\x12\x19\n\x11max_message_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cmax_sessions\x18\x07 \x01(\r\x12\x15\n\ropen_sessions\x18\x08 \x01(\r\x12\x14\n\x0cidle_seconds\x18\t \x01(\x01\x12\x13\n\x0bhidden_size\x18\n \x01(\r\x12\'\n\tstate_map\x18\x0b \x01(\x0b\x32\x14.redraft.v1.StateMap\x12\x14\n\x0cplain_socket\x18\x0c \x01(\t\"o\n\x08StateMap\x12\x0f\n\x07numbers\x18\x01 \x01(\x0c\x12\r\n\x05width\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0eweights_sha256\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\r\n\x05layer\x18\x06 \x01(\x11\"!\n\rLocateRequest\x12\x10\n\x08passages\x18\x01 \x03(\x0c\"=\n\x0eLocateResponse\x12+\n\x0boccurrences\x18\x01 \x03(\x0b\x32\x16.redraft.v1.Occurrence\"B\n\nOccurrence\x12\x12\n\nindex_path\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\" \n\x10LoadIndexRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x13\n\x11LoadIndexResponse\"\"\n\x12UnloadIndexRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"\x15\n\x13UnloadIndexResponse\"\x14\n\x12ListIndexesRequest\"$\n\x13ListIndexesResponse\x12\r\n\x05paths\x18\x01 \x03(\t\"+\n\x16\x46orgetNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"\x19\n\x17\x46orgetNamespaceResponse*\xa1\x02\n\x10SessionErrorCode\x12\"\n\x1eSESSION_ERROR_CODE_UNSPECIFIED\x10\x00\x12&\n\"SESSION_ERROR_CODE_UNKNOWN_SESSION\x10\x01\x12(\n$SESSION_ERROR_CODE_POSITION_MISMATCH\x10\x02\x12\'\n#SESSION_ERROR_CODE_INVALID_ARGUMENT\x10\x03\x12#\n\x1fSESSION_ERROR_CODE_ALREADY_OPEN\x10\x04\x12(\n$SESSION_ERROR_CODE_TOO_MANY_SESSIONS\x10\x05\x12\x1f\n\x1bSESSION_ERROR_CODE_INTERNAL\x10\x06\x32\x96\x02\n\x0f\x44raftingService\x12\x43\n\x06\x44\x65\x63ode\x12\x19.redraft.v1.DecodeRequest\x1a\x1a.redraft.v1.DecodeResponse(\x01\x30\x01\x12\x39\n\x04Step\x12\x17.redraft.v1.StepRequest\x1a\x18.redraft.v1.StepResponse\x12\x42\n\x07GetInfo\x12\x1a.redraft.v1.GetInfoRequest\x1a\x1b.redraft.v1.GetInfoResponse\x12?\n\x06Locate\x12\x19.redraft.v1.LocateRequest\x1a\x1a.redraft.v1.LocateResponse2\xd4\x02\n\x0c\x41\x64minService\x12H\n\tLoadIndex\x12\x1c.redraft.v1.LoadIndexRequest\x1a\x1d.redraft.v1.LoadIndexResponse\x12N\n\x0bUnloadIndex\x12\x1e.redraft.v1.UnloadIndexRequest\x1a\x1f.redraft.v1.UnloadIndexResponse\x12N\n\x0bListIndexes\x12\x1e.redraft.v1.ListIndexesRequest\x1a\x1f.redraft.v1.ListIndexesResponse\x12Z\n\x0f\x46orgetNamespace\x12\".redraft.v1.ForgetNamespaceRequest\x1a#.redraft.v1.ForgetNamespaceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'redraft.v1.drafting_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SESSIONERRORCODE']._serialized_start=2110
-  _globals['_SESSIONERRORCODE']._serialized_end=2399
+  _globals['_SESSIONERRORCODE']._serialized_start=2132
+  _globals['_SESSIONERRORCODE']._serialized_end=2421
   _globals['_DECODEREQUEST']._serialized_start=41
   _globals['_DECODEREQUEST']._serialized_end=110
   _globals['_DECODERESPONSE']._serialized_start=112
@@ -64,33 +64,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETINFOREQUEST']._serialized_start=1282
   _globals['_GETINFOREQUEST']._serialized_end=1298
   _globals['_GETINFORESPONSE']._serialized_start=1301
-  _globals['_GETINFORESPONSE']._serialized_end=1582
-  _globals['_STATEMAP']._serialized_start=1584
-  _globals['_STATEMAP']._serialized_end=1695
-  _globals['_LOCATEREQUEST']._serialized_start=1697
-  _globals['_LOCATEREQUEST']._serialized_end=1730
-  _globals['_LOCATERESPONSE']._serialized_start=1732
-  _globals['_LOCATERESPONSE']._serialized_end=1793
-  _globals['_OCCURRENCE']._serialized_start=1795
-  _globals['_OCCURRENCE']._serialized_end=1861
-  _globals['_LOADINDEXREQUEST']._serialized_start=1863
-  _globals['_LOADINDEXREQUEST']._serialized_end=1895
-  _globals['_LOADINDEXRESPONSE']._serialized_start=1897
-  _globals['_LOADINDEXRESPONSE']._serialized_end=1916
-  _globals['_UNLOADINDEXREQUEST']._serialized_start=1918
-  _globals['_UNLOADINDEXREQUEST']._serialized_end=1952
-  _globals['_UNLOADINDEXRESPONSE']._serialized_start=1954
-  _globals['_UNLOADINDEXRESPONSE']._serialized_end=1975
-  _globals['_LISTINDEXESREQUEST']._serialized_start=1977
-  _globals['_LISTINDEXESREQUEST']._serialized_end=1997
-  _globals['_LISTINDEXESRESPONSE']._serialized_start=1999
-  _globals['_LISTINDEXESRESPONSE']._serialized_end=2035
-  _globals['_FORGETNAMESPACEREQUEST']._serialized_start=2037
-  _globals['_FORGETNAMESPACEREQUEST']._serialized_end=2080
-  _globals['_FORGETNAMESPACERESPONSE']._serialized_start=2082
-  _globals['_FORGETNAMESPACERESPONSE']._serialized_end=2107
-  _globals['_DRAFTINGSERVICE']._serialized_start=2402
-  _globals['_DRAFTINGSERVICE']._serialized_end=2680
-  _globals['_ADMINSERVICE']._serialized_start=2683
-  _globals['_ADMINSERVICE']._serialized_end=3023
+  _globals['_GETINFORESPONSE']._serialized_end=1604
+  _globals['_STATEMAP']._serialized_start=1606
+  _globals['_STATEMAP']._serialized_end=1717
+  _globals['_LOCATEREQUEST']._serialized_start=1719
+  _globals['_LOCATEREQUEST']._serialized_end=1752
+  _globals['_LOCATERESPONSE']._serialized_start=1754
+  _globals['_LOCATERESPONSE']._serialized_end=1815
+  _globals['_OCCURRENCE']._serialized_start=1817
+  _globals['_OCCURRENCE']._serialized_end=1883
+  _globals['_LOADINDEXREQUEST']._serialized_start=1885
+  _globals['_LOADINDEXREQUEST']._serialized_end=1917
+  _globals['_LOADINDEXRESPONSE']._serialized_start=1919
+  _globals['_LOADINDEXRESPONSE']._serialized_end=1938
+  _globals['_UNLOADINDEXREQUEST']._serialized_start=1940
+  _globals['_UNLOADINDEXREQUEST']._serialized_end=1974
+  _globals['_UNLOADINDEXRESPONSE']._serialized_start=1976
+  _globals['_UNLOADINDEXRESPONSE']._serialized_end=1997
+  _globals['_LISTINDEXESREQUEST']._serialized_start=1999
+  _globals['_LISTINDEXESREQUEST']._serialized_end=2019
+  _globals['_LISTINDEXESRESPONSE']._serialized_start=2021
+  _globals['_LISTINDEXESRESPONSE']._serialized_end=2057
+  _globals['_FORGETNAMESPACEREQUEST']._serialized_start=2059
+  _globals['_FORGETNAMESPACEREQUEST']._serialized_end=2102
+  _globals['_FORGETNAMESPACERESPONSE']._serialized_start=2104
+  _globals['_FORGETNAMESPACERESPONSE']._serialized_end=2129
+  _globals['_DRAFTINGSERVICE']._serialized_start=2424
+  _globals['_DRAFTINGSERVICE']._serialized_end=2702
+  _globals['_ADMINSERVICE']._serialized_start=2705
+  _globals['_ADMINSERVICE']._serialized_end=3045
 # @@protoc_insertion_point(module_scope)

@@ -162,7 +162,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "vocab_size", "max_nodes", "tokenizer_fingerprint", "index_paths", "max_message_bytes", "max_sessions", "open_sessions", "idle_seconds", "hidden_size", "state_map")
+    __slots__ = ("version", "vocab_size", "max_nodes", "tokenizer_fingerprint", "index_paths", "max_message_bytes", "max_sessions", "open_sessions", "idle_seconds", "hidden_size", "state_map", "plain_socket")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,7 @@ class GetInfoResponse(_message.Message):
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     STATE_MAP_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_SOCKET_FIELD_NUMBER: _ClassVar[int]
     version: str
     vocab_size: int
     max_nodes: int
@@ -185,7 +186,8 @@ class GetInfoResponse(_message.Message):
     idle_seconds: float
     hidden_size: int
     state_map: StateMap
-    def __init__(self, version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., index_paths: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., open_sessions: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., hidden_size: _Optional[int] = ..., state_map: _Optional[_Union[StateMap, _Mapping]] = ...) -> None: ...
+    plain_socket: str
+    def __init__(self, version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., index_paths: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., open_sessions: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., hidden_size: _Optional[int] = ..., state_map: _Optional[_Union[StateMap, _Mapping]] = ..., plain_socket: _Optional[str] = ...) -> None: ...
 
 class StateMap(_message.Message):
     __slots__ = ("numbers", "width", "model", "weights_sha256", "dtype", "layer")

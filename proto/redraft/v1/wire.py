@@ -1,4 +1,4 @@
-"""Arrays to and from the `bytes` fields of the protocol: little-endian, four bytes per value.
+"""Arrays to and from the `bytes` fields of the protocol: little-endian, four bytes per value; and the plain stream's framing.
 
 Packing 8 000 tokens this way takes about 4 us, as `repeated int32` about 600 us. Unpacked arrays are views on the
 message's own bytes and therefore read-only.
@@ -6,12 +6,21 @@ message's own bytes and therefore read-only.
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
-__all__ = ["join_float32", "join_int32", "pack_float32", "pack_int32", "unpack_float32", "unpack_int32"]
+__all__ = ["FRAME", "framed", "join_float32", "join_int32", "pack_float32", "pack_int32", "unpack_float32", "unpack_int32"]
 
+FRAME = struct.Struct("<I")  # stands before every message of a plain stream: its size in bytes
 
 _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
+
+
+def framed(message) -> bytes:
+    """A protobuf message as it goes over a plain stream."""
+    data = message.SerializeToString()
+    return FRAME.pack(len(data)) + data
 
 
 def pack_int32(array) -> bytes:

@@ -1,0 +1,303 @@
+"""The plain stream: the messages of `Decode` over a Unix socket without gRPC, from the server's side and the client's."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import stat
+import threading
+import time
+
+import numpy as np
+import pytest
+from scripted_drafter import VOCAB_SIZE, ScriptedDrafter, count_up, in_turn, late
+from serving import RawPlainStream, RawStream, ServerProcess, running, until
+from test_client import same
+from test_server import close, codes_of, commit, draft, expected, open_, tokens_of, truncate
+
+from redraft.client.draft_client import DraftClient
+from redraft.client.plain_stream import PlainStream
+from redraft.retrieval.config import DraftConfig
+from redraft.v1 import drafting_pb2 as pb
+from redraft.v1.wire import FRAME, framed
+
+CONFIG = DraftConfig(vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture
+def listen(tmp_path):
+    return f"unix:{tmp_path}/s"
+
+
+def request(step: int, *steps) -> bytes:
+    return framed(pb.DecodeRequest(step=step, steps=steps))
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+def test_it_answers_as_the_stream_over_grpc_does(listen):
+    messages = [
+        [open_(1, [1, 2]), open_(2, [9]), draft(1), draft(2)],
+        [commit(1, 2, [3, 4]), commit(2, 7, [5]), draft(1, max_nodes=4), draft(2)],
+        [truncate(1, 1), open_(1, [4]), close(2), draft(2), draft(1)],
+        [draft(77)],
+        [],
+    ]
+    with running(ScriptedDrafter(), listen), RawStream(listen) as grpc, RawPlainStream(listen) as plain:
+        for message in messages:
+            assert plain.ask(*message) == grpc.ask(*message)
+
+
+def test_get_info_tells_its_name_and_the_socket_is_its_owners_alone(listen, tmp_path):
+    with running(ScriptedDrafter(), listen), RawStream(listen) as stream:
+        assert stream.stub.GetInfo(pb.GetInfoRequest()).plain_socket == "s.plain"
+        assert stat.S_IMODE((tmp_path / "s.plain").stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == []
+    with running(ScriptedDrafter(), "127.0.0.1:0") as server, RawStream(str(server.address)) as stream:
+        assert stream.stub.GetInfo(pb.GetInfoRequest()).plain_socket == ""
+
+
+def test_it_is_not_there_before_the_server_is_warm(listen, tmp_path):
+    with running(ScriptedDrafter(warmup_seconds=0.5), listen, wait=False):
+        until((tmp_path / "s").exists)
+        assert not (tmp_path / "s.plain").exists()
+        until((tmp_path / "s.plain").exists)
+
+
+def test_what_a_killed_server_left_is_replaced_and_other_files_are_not(listen, tmp_path):
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(tmp_path / "s.plain"))
+    with running(ScriptedDrafter(), listen), RawPlainStream(listen) as stream:
+        assert tokens_of(stream.ask(open_(1, [1]), draft(1))) == {1: expected(1)}
+    (tmp_path / "s.plain").write_text("precious")
+    with pytest.raises(Exception, match="s.plain: the file exists and is not a socket"):
+        with running(ScriptedDrafter(), listen):
+            pass
+    assert (tmp_path / "s.plain").read_text() == "precious"
+
+
+def test_messages_come_in_any_pieces_and_are_answered_in_order(listen):
+    data = request(1, open_(1, [1, 2])) + request(2, draft(1)) + request(3, commit(1, 2, [7]), draft(1))
+    with running(ScriptedDrafter(), listen):
+        for size in (1, 3, 7, len(data)):
+            with RawPlainStream(listen) as stream:
+                for begin in range(0, len(data), size):
+                    stream.socket.sendall(data[begin : begin + size])
+                    if size < 5:
+                        time.sleep(0.0002)  # so that the server sees pieces
+                replies = [stream.read() for _ in range(3)]
+                assert [reply.step for reply in replies] == [1, 2, 3]
+                assert tokens_of(replies[1]) == {1: expected(1, 2)} and tokens_of(replies[2]) == {1: expected(1, 2, 7)}
+                stream.end()
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (FRAME.pack(70_000) + b"\0" * 70_000, "wanted messages of at most 65536 bytes, got 70000"),
+        (FRAME.pack(2**32 - 1), "wanted messages of at most 65536 bytes, got 4294967295"),
+        (FRAME.pack(3) + b"\xff\xff\xff", "wanted a DecodeRequest, got 3 bytes that are none"),
+    ],
+)
+def test_what_is_no_message_ends_its_own_stream_only_and_is_told_why(listen, data, text):
+    drafter = ScriptedDrafter()
+    with running(drafter, listen, max_message_bytes=65_536), RawPlainStream(listen) as other:
+        other.ask(open_(1, [1]))
+        with RawPlainStream(listen) as stream:
+            stream.ask(open_(1, [2]))
+            stream.socket.sendall(data)
+            reply = stream.read()
+            assert (reply.step, [error.message for error in reply.errors]) == (0, [text])
+            assert stream.read() is None
+        until(lambda: drafter.sessions[2].closed)
+        assert tokens_of(other.ask(draft(1))) == {1: expected(1)}
+
+
+@pytest.mark.parametrize("left", [b"", b"\1", FRAME.pack(100) + b"\0" * 50])
+def test_a_stream_that_ends_anywhere_closes_its_sessions(listen, left):
+    drafter = ScriptedDrafter()
+    with running(drafter, listen) as server:
+        with RawPlainStream(listen) as stream:
+            stream.ask(open_(1, [1]), open_(2, [2]))
+            stream.socket.sendall(left)
+        until(lambda: len(server.service.table) == 0 and all(session.closed for session in drafter.sessions.values()))
+
+
+def test_a_client_that_goes_away_while_it_is_answered_leaves_nothing(listen):
+    drafter = ScriptedDrafter(late(0.2))
+    with running(drafter, listen) as server:
+        with RawPlainStream(listen) as stream:
+            stream.ask(open_(1, [1] * 6000))
+            for step in range(3):
+                stream.socket.sendall(request(step, draft(1), open_(step + 2, [1] * 6000)))
+        until(lambda: drafter.sessions[1].closed and len(server.service.table) == 0)
+        with RawPlainStream(listen) as stream:
+            assert not stream.ask(open_(1, [1])).errors
+
+
+def test_a_long_prompt_does_not_hold_up_other_streams(listen):
+    drafter = ScriptedDrafter()
+    quick_open = drafter.open
+
+    def open_slowly(prompt, namespace):
+        if len(prompt) > 5000:
+            time.sleep(1.0)
+        return quick_open(prompt, namespace)
+
+    drafter.open = open_slowly
+    with running(drafter, listen), RawPlainStream(listen) as slow, RawPlainStream(listen) as quick:
+        quick.ask(open_(1, [1]))
+        slow.socket.sendall(request(1, open_(1, [1] * 6000), draft(1)))
+        time.sleep(0.1)
+        started = time.monotonic()
+        for _ in range(20):
+            quick.ask(draft(1))
+        assert time.monotonic() - started < 0.7
+        assert slow.read().trees[0].session_id == 1
+
+
+def test_the_server_finishes_the_step_at_hand_and_ends_the_stream(listen):
+    with ServerProcess(listen, script="late(0.5)") as server, RawPlainStream(listen) as stream:
+        stream.ask(open_(1, [1] * 6000))
+        stream.socket.sendall(request(7, draft(1), open_(2, [1] * 6000)))  # in a worker thread, for its prompt's sake
+        time.sleep(0.2)
+        assert server.terminate() == 0, server.output
+        reply = stream.read()
+        assert reply.step == 7 and len(reply.trees) == 1
+        assert stream.read() is None
+
+
+# --- the client ------------------------------------------------------------------------------------------------------
+def test_the_client_uses_it(listen):
+    drafter = ScriptedDrafter()
+    with running(drafter, listen) as server, DraftClient(listen, CONFIG, timeout=5.0, require=True) as client:
+        over_grpc = server.service.Decode
+        server.service.Decode = lambda *_: pytest.fail("a stream over gRPC was opened")
+        session = client.open([1, 2])
+        assert same(session.draft(), count_up(np.array([1, 2]), 32))
+        server.service.Decode = over_grpc
+    assert client.stats.fallbacks == {}
+
+
+def test_where_the_path_would_be_too_long_steps_go_over_grpc(tmp_path, caplog):
+    room = 107 - len(str(tmp_path)) - 1
+    listen = f"unix:{tmp_path}/{'s' * room}"
+    with running(ScriptedDrafter(), listen), DraftClient(listen, CONFIG, timeout=5.0, require=True) as client:
+        assert same(client.open([1]).draft(), count_up(np.array([1]), 32))
+    assert "no plain stream is served" in caplog.text
+
+
+def test_where_the_socket_is_out_of_reach_steps_go_over_grpc(listen, tmp_path, caplog):
+    with running(ScriptedDrafter(), listen):
+        (tmp_path / "s.plain").unlink()
+        with DraftClient(listen, CONFIG, timeout=5.0, require=True) as client:
+            assert same(client.open([1]).draft(), count_up(np.array([1]), 32))
+    assert [record.levelno for record in caplog.records if "steps go over gRPC" in record.message] == [logging.WARNING]
+
+
+@pytest.mark.parametrize("form", ["unix:{}", "unix://{}"])
+def test_both_forms_of_an_address(tmp_path, form):
+    with running(ScriptedDrafter(), f"unix:{tmp_path}/s"):
+        with DraftClient(form.format(tmp_path / "s"), CONFIG, timeout=5.0, require=True) as client:
+            assert type(client._keeper.current._stream) is PlainStream
+
+
+def test_a_lost_server_is_noticed_while_nobody_asks(listen):
+    with DraftClient(listen, CONFIG, timeout=5.0) as client:
+        with ServerProcess(listen, script="count_up") as server:
+            assert client.wait_until_ready(30)
+            server.kill()
+        until(lambda: not client.connected, 1.0)
+
+
+def test_nobody_who_sends_waits_for_a_server_that_does_not_read(listen):
+    drafter = ScriptedDrafter()
+    with running(drafter, listen), DraftClient(listen, CONFIG, timeout=0.05, open_timeout=20.0, require=True) as client:
+        session = client.open([1])
+        assert same(session.draft(), count_up(np.array([1]), 32))
+        drafter.script = in_turn(late(1.0), count_up)
+        session.draft()
+        assert client.stats.fallbacks == {"late": 1}  # the server is at it for a second and reads nothing
+        until(lambda: client._breaker.allows())
+        connection, started = client._keeper.current, time.monotonic()
+        prompts = [np.full(200_000, token, np.int32).tobytes() for token in range(8)]  # 6 MB, more than a socket holds
+        for session_id, prompt in enumerate(prompts):
+            message = pb.DecodeRequest(step=1000, steps=[open_(100 + session_id, prompt)])
+            connection._stream.send(message)
+        assert time.monotonic() - started < 0.5
+        until(lambda: len(drafter.sessions) == 1 + len(prompts), 20)
+        opened = [one.history for one in drafter.sessions.values()][1:]
+        assert [(len(history), set(history)) for history in opened] == [(200_000, {token}) for token in range(8)]
+        session.commit([2])
+        until(lambda: same(session.draft(), count_up(np.array([1, 2]), 32)))
+
+
+def test_replies_to_others_are_handed_on(listen):
+    """Four threads of one client with different waiting times: whose turn it is to read takes in what is not his."""
+    drafter = ScriptedDrafter(late(0.005))
+    with running(drafter, listen), DraftClient(listen, CONFIG, timeout=10.0, open_timeout=10.0, require=True) as client:
+        wrong = []
+
+        def decode(token: int) -> None:
+            with client.open([token]) as session:
+                for length in range(1, 40):
+                    if not same(session.draft(), count_up(np.full(length, token), 32)):
+                        wrong.append((token, length))
+                    session.commit([token])
+
+        threads = [threading.Thread(target=decode, args=(token,)) for token in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert wrong == [] and client.stats.served == 4 * 39 and client.stats.fallbacks == {}
+
+
+class Ends:
+    """Both ends of a stream: ours, and a socket that says what a test wants."""
+
+    def __init__(self, tmp_path) -> None:
+        self.replies, self.reasons = [], queue.SimpleQueue()
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(tmp_path / "s.plain"))
+            server.listen()
+            self.stream = PlainStream(str(tmp_path / "s.plain"), self.replies.append, self.reasons.put)
+            self.other, _ = server.accept()
+        self.stream.start()
+
+
+@pytest.mark.parametrize("data", [FRAME.pack(2**32 - 1), FRAME.pack(4) + b"\xff\xff\xff\xff"])
+def test_what_is_no_reply_ends_the_stream(tmp_path, data):
+    ends = Ends(tmp_path)
+    good = pb.DecodeResponse(step=3)
+    ends.other.sendall(framed(good) + data)
+    with pytest.raises(queue.Empty):
+        ends.stream.wait(queue.SimpleQueue(), 0.1)
+    assert ends.replies == [good] and ends.reasons.get(timeout=5) == "what came is no message"
+    ends.stream.send(pb.DecodeRequest(step=1))  # is lost without a word
+    ends.stream.close()
+    assert ends.reasons.empty()  # told once
+
+
+def test_a_reply_in_pieces_and_a_deadline_between_them(tmp_path):
+    ends, reply = Ends(tmp_path), pb.DecodeResponse(step=3, errors=[pb.SessionError(message="x" * 1000)])
+    data = framed(reply)
+    for begin in range(0, len(data), 300):
+        assert ends.replies == []
+        ends.other.sendall(data[begin : begin + 300])
+        started = time.monotonic()
+        with pytest.raises(queue.Empty):
+            ends.stream.wait(queue.SimpleQueue(), 0.02)
+        assert time.monotonic() - started < 0.5
+    assert ends.replies == [reply]
+    ends.stream.abort()
+    assert ends.reasons.get(timeout=5) == "the server ended the stream"
+
+
+def test_what_came_before_the_end_is_still_read(tmp_path):
+    ends = Ends(tmp_path)
+    replies = [pb.DecodeResponse(step=step) for step in range(5)]
+    ends.other.sendall(b"".join(map(framed, replies)))
+    ends.other.close()
+    assert ends.reasons.get(timeout=5) == "the server ended the stream"
+    assert ends.replies == replies
