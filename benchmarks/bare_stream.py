@@ -1,15 +1,16 @@
-"""What gRPC alone takes for a message and its reply: the floor under `round_trip.py`.
+"""What a message and its reply take alone, over gRPC and over a plain Unix socket: the floors under `round_trip.py`.
 
-Messages of a decode step's size go over a stream like `Decode` to an asyncio server in a process of its own, which answers
-without looking at them; the client sends and reads as `DraftClient` does, by a queue each way and a reading thread. Between
-messages it works for as long as a benchmark's target model does, because a server that has just answered is still awake.
+Messages of a decode step's size go over a stream to an asyncio server in a process of its own, which answers without looking
+at them; the client sends and reads as `DraftClient` does: over gRPC by a queue each way and a reading thread, over the plain
+stream by itself. Between messages it works for as long as a benchmark's target model does, because a server that has just
+answered is still awake.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,32 +36,42 @@ class _Echo(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(answer)
 
 
-async def _serve(address: str) -> None:
+async def _serve_grpc(path: str) -> None:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((_Echo(),))
-    server.add_insecure_port(address)
+    server.add_insecure_port(f"unix:{path}")
     await server.start()
     print("ready", flush=True)
     await server.wait_for_termination()
 
 
-def round_trips(messages: int, **environment: str) -> np.ndarray:
-    """Microseconds of each. `environment`: for the server's process; this one's own was read when gRPC was imported."""
+async def _serve_plain(path: str) -> None:
+    async def answer(reader, writer):
+        while await reader.readexactly(len(REQUEST)):
+            writer.write(REPLY)
+            await writer.drain()
+
+    server = await asyncio.start_unix_server(answer, path)
+    print("ready", flush=True)
+    await server.serve_forever()
+
+
+def round_trips(kind: str, messages: int) -> np.ndarray:
+    """Microseconds of each, over `kind` of stream, "grpc" or "plain"."""
     with tempfile.TemporaryDirectory() as folder:
-        address = f"unix:{folder}/bare.sock"
-        command, environment = [sys.executable, __file__, address], {**os.environ, **environment}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        path = f"{folder}/bare.sock"
+        command = [sys.executable, __file__, kind, path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout.readline() == "ready\n"
-                return _ask(address, messages)
+                return {"grpc": _over_grpc, "plain": _over_socket}[kind](path, messages)
             finally:
                 server.kill()
 
 
-def _ask(address: str, messages: int) -> np.ndarray:
+def _over_grpc(path: str, messages: int) -> np.ndarray:
     sending, replies = queue.SimpleQueue(), queue.SimpleQueue()
-    microseconds = []
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(f"unix:{path}") as channel:
         call = channel.stream_stream(METHOD)(iter(sending.get, None))
 
         def read() -> None:
@@ -69,18 +80,31 @@ def _ask(address: str, messages: int) -> np.ndarray:
 
         reader = threading.Thread(target=read)
         reader.start()
-        for _ in range(messages):
-            until = time.perf_counter() + PAUSE
-            while time.perf_counter() < until:
-                pass
-            started = time.perf_counter()
-            sending.put(REQUEST)
-            assert replies.get(timeout=10.0) == REPLY
-            microseconds.append((time.perf_counter() - started) * 1e6)
+        microseconds = _timed(messages, lambda: (sending.put(REQUEST), replies.get(timeout=10.0))[1])
         sending.put(None)
         reader.join()
+    return microseconds
+
+
+def _over_socket(path: str, messages: int) -> np.ndarray:
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.settimeout(10.0)
+        stream.connect(path)
+        return _timed(messages, lambda: (stream.send(REQUEST), stream.recv(1 << 16))[1])
+
+
+def _timed(messages: int, ask) -> np.ndarray:
+    """Microseconds of each but the first tenth."""
+    microseconds = []
+    for _ in range(messages):
+        until = time.perf_counter() + PAUSE
+        while time.perf_counter() < until:
+            pass
+        started = time.perf_counter()
+        assert ask() == REPLY
+        microseconds.append((time.perf_counter() - started) * 1e6)
     return np.array(microseconds[messages // 10 :])
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1]))
+    asyncio.run({"grpc": _serve_grpc, "plain": _serve_plain}[sys.argv[1]](sys.argv[2]))

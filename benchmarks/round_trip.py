@@ -9,9 +9,9 @@ accepted and one bonus token with the target's top 8 at every node on the way, d
 through a `Drafter` without any server, in the same run and on the same text. Every tree that came through the server
 is compared with the in-process one.
 
-`polling` is batch 1 by clients in processes of their own, one with gRPC as it comes and one without gRPC's event engine
-(`GRPC_EXPERIMENTS`; `redraft serve` always does without), beside what gRPC alone takes for messages of that size
-(`bare_stream.py`).
+`streams` is batch 1 by clients in processes of their own: over the plain stream that a Unix socket has, and over gRPC, which
+a server on TCP loopback has; that one with gRPC as it comes and without gRPC's event engine (`GRPC_EXPERIMENTS`; `redraft
+serve` always does without). Beside each stands what messages of that size take alone (`bare_stream.py`).
 
 `bystander` is a single session's step while a client in another process opens sessions with very long prompts, one after the other:
 reading them must not hold up anybody else. `start` is the time from the command to the first answer; `--cold` measures
@@ -138,19 +138,27 @@ def measure_batches(client: DraftClient, text: np.ndarray, sizes: list[int], tok
 
 
 def be_a_client(address: str) -> None:
-    """The client in a process of its own: its steps alone, and those of bare gRPC."""
+    """The client in a process of its own: its steps alone, and bare messages over the same kind of stream."""
+    kind = "plain" if address.startswith("unix:") else "grpc"
     with DraftClient(address, CONFIG, timeout=5.0, open_timeout=30.0, require=True) as client:
-        steps, _ = run_batch(client, [source_words(PROMPT + 40 * STEPS)], STEPS)
-    print(json.dumps({"step": percentiles(steps), "bare_grpc": percentiles(round_trips(STEPS, **NO_EVENT_ENGINE))}))
+        steps, trees = run_batch(client, [source_words(PROMPT + 40 * STEPS)], STEPS)
+        assert client.stats.served == len(trees), f"drafted without the server: {client.stats.fallbacks}"
+    print(json.dumps({"step": percentiles(steps), "bare": percentiles(round_trips(kind, STEPS))}))
 
 
-def measure_polling(address: str) -> dict:
-    """What `be_a_client` finds with gRPC as it comes and without its event engine."""
-    command, figures = [sys.executable, __file__, "--client", address], {}
-    for name, environment in (("as it comes", {}), ("no event engine", NO_EVENT_ENGINE)):
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, **environment})
-        figures[name] = json.loads(done.stdout)
+def measure_streams(address: str) -> dict:
+    """What `be_a_client` finds over each kind of stream."""
+    figures = {"plain": ask_client(address)}
+    with Server("127.0.0.1:0") as server:
+        figures["grpc"] = ask_client(server.address)
+        figures["grpc, no event engine"] = ask_client(server.address, **NO_EVENT_ENGINE)
     return figures
+
+
+def ask_client(address: str, **environment: str) -> dict:
+    command = [sys.executable, __file__, "--client", address]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, **environment})
+    return json.loads(done.stdout)
 
 
 def open_sessions(address: str, prompt: int) -> None:
@@ -187,7 +195,7 @@ def measure_bystander(address: str, text: np.ndarray, prompt: int) -> dict:
 
 
 class Server:
-    """`redraft serve` in a process of its own; `start` is the seconds it took."""
+    """`redraft serve` in a process of its own; `start` is the seconds it took, `address` where it listens."""
 
     def __init__(self, address: str, **environment: str) -> None:
         command = [sys.executable, "-m", "redraft", "serve", "--listen", address, "--vocab-size", str(VOCABULARY)]
@@ -196,6 +204,7 @@ class Server:
         line = self._process.stdout.readline()
         self.start = time.perf_counter() - started
         assert "is ready" in line, f"the server did not start: {line!r}"
+        self.address = line.split()[4]
 
     def __enter__(self) -> Server:
         return self
@@ -235,7 +244,7 @@ def main() -> None:
             start["warm"] = round(server.start, 2)
             with DraftClient(address, CONFIG, timeout=5.0, open_timeout=30.0, require=True) as client:
                 record["batches"] = measure_batches(client, text, args.batches, args.tokens)
-            record["polling"] = measure_polling(address)
+            record["streams"] = measure_streams(address)
             record["bystander"] = [measure_bystander(address, text, prompt) for prompt in (30_000, 128_000)]
         record["start_seconds"] = start
     show(record)
@@ -252,9 +261,9 @@ def show(record: dict) -> None:
         step = figures["step"]
         row = (size, figures["nodes"], *step.values(), figures["in_process"]["p50"], round(step["p50"] / first, 1))
         print("  ".join(f"{value:>{max(9, len(name))}}" for name, value in zip(names, row)))
-    for name, figures in record["polling"].items():
-        step, bare = figures["step"], figures["bare_grpc"]
-        print(f"batch 1, {name}: p50 {step['p50']} us, p99 {step['p99']} us; bare gRPC {bare['p50']}, {bare['p99']}")
+    for name, figures in record["streams"].items():
+        step, bare = figures["step"], figures["bare"]
+        print(f"batch 1, {name}: p50 {step['p50']} us, p99 {step['p99']} us; bare messages {bare['p50']}, {bare['p99']}")
     for figures in record["bystander"]:
         quiet, disturbed = figures["undisturbed"], figures["disturbed"]
         print(

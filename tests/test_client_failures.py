@@ -259,7 +259,7 @@ def wild_server(listen: str, answer):
     server = grpc.server(futures.ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("redraft.v1.DraftingService", handlers)])
     server.add_insecure_port(listen)
-    with plain_server(path, answer) if path else contextlib.nullcontext():
+    with PlainServer(path, answer) if path else contextlib.nullcontext():
         server.start()
         try:
             yield
@@ -267,7 +267,7 @@ def wild_server(listen: str, answer):
             server.stop(0).wait()
 
 
-class plain_server(socketserver.ThreadingUnixStreamServer):  # noqa: N801 - used like a function
+class PlainServer(socketserver.ThreadingUnixStreamServer):
     """Answers each message of a plain stream with the bytes `answer(request)`, their size before them."""
 
     daemon_threads, block_on_close = True, False

@@ -14,11 +14,12 @@ import pytest
 from scripted_drafter import VOCAB_SIZE, ScriptedDrafter, count_up, in_turn, late
 from serving import RawPlainStream, RawStream, ServerProcess, running, until
 from test_client import same
-from test_server import close, codes_of, commit, draft, expected, open_, tokens_of, truncate
+from test_server import close, commit, draft, expected, open_, tokens_of, truncate
 
 from redraft.client.draft_client import DraftClient
 from redraft.client.plain_stream import PlainStream
 from redraft.retrieval.config import DraftConfig
+from redraft.server.listen_address import ListenError
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1.wire import FRAME, framed
 
@@ -70,9 +71,9 @@ def test_what_a_killed_server_left_is_replaced_and_other_files_are_not(listen, t
     with running(ScriptedDrafter(), listen), RawPlainStream(listen) as stream:
         assert tokens_of(stream.ask(open_(1, [1]), draft(1))) == {1: expected(1)}
     (tmp_path / "s.plain").write_text("precious")
-    with pytest.raises(Exception, match="s.plain: the file exists and is not a socket"):
-        with running(ScriptedDrafter(), listen):
-            pass
+    refused = pytest.raises(ListenError, match="s.plain: the file exists and is not a socket")
+    with refused, running(ScriptedDrafter(), listen):
+        pass
     assert (tmp_path / "s.plain").read_text() == "precious"
 
 
@@ -197,9 +198,9 @@ def test_where_the_socket_is_out_of_reach_steps_go_over_grpc(listen, tmp_path, c
 
 @pytest.mark.parametrize("form", ["unix:{}", "unix://{}"])
 def test_both_forms_of_an_address(tmp_path, form):
-    with running(ScriptedDrafter(), f"unix:{tmp_path}/s"):
-        with DraftClient(form.format(tmp_path / "s"), CONFIG, timeout=5.0, require=True) as client:
-            assert type(client._keeper.current._stream) is PlainStream
+    target = form.format(tmp_path / "s")
+    with running(ScriptedDrafter(), f"unix:{tmp_path}/s"), DraftClient(target, CONFIG, require=True) as client:
+        assert type(client._keeper.current._stream) is PlainStream
 
 
 def test_a_lost_server_is_noticed_while_nobody_asks(listen):
