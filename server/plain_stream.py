@@ -67,6 +67,7 @@ class _PlainStream:
     async def write(self, reply) -> None:
         self._writer.write(framed(reply))
         await self._writer.drain()
+        await asyncio.sleep(0)  # other streams' turn, even where this one's next messages lie here already
 
     async def _refuse(self, text: str) -> None:
         """Say why the stream ends: in an error of no session, in answer to no step."""

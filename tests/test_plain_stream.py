@@ -157,6 +157,17 @@ def test_a_long_prompt_does_not_hold_up_other_streams(listen):
         assert slow.read().trees[0].session_id == 1
 
 
+def test_messages_that_wait_in_line_do_not_hold_up_other_streams(listen):
+    with running(ScriptedDrafter(late(0.002)), listen), RawPlainStream(listen) as eager, RawPlainStream(listen) as other:
+        eager.ask(open_(1, [1]))
+        other.ask(open_(1, [2]))
+        eager.socket.sendall(b"".join(request(step, draft(1)) for step in range(500)))  # a second's work
+        started = time.monotonic()
+        other.ask(draft(1))
+        assert time.monotonic() - started < 0.3
+        assert [eager.read().step for _ in range(500)] == list(range(500))
+
+
 def test_the_server_finishes_the_step_at_hand_and_ends_the_stream(listen):
     with ServerProcess(listen, script="late(0.5)") as server, RawPlainStream(listen) as stream:
         stream.ask(open_(1, [1] * 6000))
