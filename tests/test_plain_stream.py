@@ -313,3 +313,24 @@ def test_what_came_before_the_end_is_still_read(tmp_path):
     ends.other.close()
     assert ends.reasons.get(timeout=5) == "the server ended the stream"
     assert ends.replies == replies
+
+
+@pytest.mark.parametrize("largest", [300, 60_000])
+def test_what_a_slow_reader_is_sent_arrives_whole_and_in_order(tmp_path, largest):
+    ends, rng, came = Ends(tmp_path), np.random.default_rng(largest), []
+    sizes = rng.integers(1, largest, 4000 if largest < 1000 else 200)
+
+    def read() -> None:
+        source = ends.other.makefile("rb")
+        while len(came) < len(sizes):
+            if len(came) % 100 == 0:
+                time.sleep(0.02)  # the socket fills up
+            came.append(pb.DecodeRequest.FromString(source.read(*FRAME.unpack(source.read(FRAME.size)))))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    for step, size in enumerate(sizes):
+        ends.stream.send(pb.DecodeRequest(step=step, steps=[open_(step, bytes(int(size)))]))
+    reader.join(20)
+    assert [(one.step, len(one.steps[0].open.prompt)) for one in came] == list(enumerate(sizes))
+    ends.stream.close()
