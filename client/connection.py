@@ -81,8 +81,7 @@ class Connection:
 
     def _new_stream(self, target: str) -> PlainStream | GrpcStream:
         if self.info.plain_socket and target.startswith("unix:"):
-            path = target.removeprefix("unix:")
-            folder = os.path.dirname(path.removeprefix("//") if path.startswith("///") else path)
+            folder = os.path.dirname(target.removeprefix("unix:"))
             try:
                 return PlainStream(os.path.join(folder, self.info.plain_socket), self._take_in, self._ended)
             except OSError as error:

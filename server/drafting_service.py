@@ -171,16 +171,11 @@ class DraftingService(rpc.DraftingServiceServicer):
             await asyncio.wait({work})
             raise
 
-    def refusal(self) -> str | None:
-        """Why nobody is answered now; None if they are."""
-        if self.drafter is None:
-            return "the server is still opening indexes and compiling"
-        return "the server is stopping" if self._draining else None
-
     async def _admit(self, context) -> None:
-        refusal = self.refusal()
-        if refusal is not None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, refusal)
+        if self.drafter is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is still opening indexes and compiling")
+        if self._draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
 
 
 def _state_map(states) -> pb.StateMap | None:

@@ -34,8 +34,7 @@ async def serve_plain_streams(path: Path, service: DraftingService) -> asyncio.S
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = _PlainStream(reader, writer, service.max_message_bytes)
         try:
-            if service.refusal() is None:
-                await service.serve_stream(stream.read, stream.write)
+            await service.serve_stream(stream.read, stream.write)
         except ConnectionError:
             pass  # the client went away while it was being answered
         finally:

@@ -105,7 +105,11 @@ def test_what_is_no_message_ends_its_own_stream_only_and_is_told_why(listen, dat
     with running(drafter, listen, max_message_bytes=65_536), RawPlainStream(listen) as other:
         other.ask(open_(1, [1]))
         with RawPlainStream(listen) as stream:
-            stream.ask(open_(1, [2]))
+            largest = pb.DecodeRequest(step=1, steps=[open_(1, [2])])
+            largest.steps[0].open.namespace = "n" * (65_536 - largest.ByteSize() - 8)  # tags and lengths
+            assert largest.ByteSize() == 65_536
+            stream.socket.sendall(framed(largest))
+            assert stream.read().errors == []
             stream.socket.sendall(data)
             reply = stream.read()
             assert (reply.step, [error.message for error in reply.errors]) == (0, [text])
@@ -124,7 +128,7 @@ def test_a_stream_that_ends_anywhere_closes_its_sessions(listen, left):
         until(lambda: len(server.service.table) == 0 and all(session.closed for session in drafter.sessions.values()))
 
 
-def test_a_client_that_goes_away_while_it_is_answered_leaves_nothing(listen):
+def test_a_client_that_goes_away_while_it_is_answered_leaves_nothing(listen, caplog):
     drafter = ScriptedDrafter(late(0.2))
     with running(drafter, listen) as server:
         with RawPlainStream(listen) as stream:
@@ -134,6 +138,10 @@ def test_a_client_that_goes_away_while_it_is_answered_leaves_nothing(listen):
         until(lambda: drafter.sessions[1].closed and len(server.service.table) == 0)
         with RawPlainStream(listen) as stream:
             assert not stream.ask(open_(1, [1])).errors
+            stream.socket.sendall(request(2, draft(1)))
+            time.sleep(0.5)  # goes away with a reply unread
+        until(lambda: len(server.service.table) == 0)
+    assert caplog.records == []  # it is nobody's fault
 
 
 def test_a_long_prompt_does_not_hold_up_other_streams(listen):
@@ -268,14 +276,115 @@ def test_replies_to_others_are_handed_on(listen):
 class Ends:
     """Both ends of a stream: ours, and a socket that says what a test wants."""
 
-    def __init__(self, tmp_path) -> None:
+    def __init__(self, tmp_path, on_reply=None) -> None:
         self.replies, self.reasons = [], queue.SimpleQueue()
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(tmp_path / "s.plain"))
             server.listen()
-            self.stream = PlainStream(str(tmp_path / "s.plain"), self.replies.append, self.reasons.put)
+            self.stream = PlainStream(str(tmp_path / "s.plain"), on_reply or self.replies.append, self.reasons.put)
             self.other, _ = server.accept()
         self.stream.start()
+
+
+def test_many_who_wait_each_get_their_own_soon(tmp_path):
+    """One at a time reads; whoever stops reading leaves it to another, whoever's reply another has read is told."""
+    waiting = [queue.SimpleQueue() for _ in range(8)]
+    ends = Ends(tmp_path, on_reply=lambda reply: waiting[reply.step].put(reply))
+    seconds = {}
+
+    def wait(number: int) -> None:
+        started = time.monotonic()
+        assert ends.stream.wait(waiting[number], 20.0).step == number
+        seconds[number] = time.monotonic() - started
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for step in (3, 0, 7, 1, 2, 6, 5, 4):  # the first to wait is the first to read
+        ends.other.sendall(framed(pb.DecodeResponse(step=step)))
+        until(lambda step=step: step in seconds, 2.0)
+    for thread in threads:
+        thread.join(5)
+    ends.stream.abort()
+
+
+def test_who_looks_in_takes_nothing_from_who_reads(tmp_path):
+    ends, last, done = Ends(tmp_path), queue.SimpleQueue(), threading.Event()
+    replies = [pb.DecodeResponse(step=step, errors=[pb.SessionError(message="x" * (step % 700))]) for step in range(4000)]
+
+    def look_in() -> None:
+        while not done.is_set():
+            ends.stream.take_in()
+
+    def write() -> None:
+        for reply in replies:
+            ends.other.sendall(framed(reply))
+
+    threads = [threading.Thread(target=look_in), threading.Thread(target=look_in), threading.Thread(target=write)]
+    for thread in threads:
+        thread.start()
+    started = time.monotonic()
+    while len(ends.replies) < len(replies) and time.monotonic() - started < 10:
+        with pytest.raises(queue.Empty):
+            ends.stream.wait(last, 0.001)
+    done.set()
+    for thread in threads:
+        thread.join(5)
+    assert ends.replies == replies and ends.reasons.empty()
+    ends.stream.abort()
+
+
+def test_a_deadline_holds_whatever_trickles_in(tmp_path):
+    ends = Ends(tmp_path)
+    data, done = framed(pb.DecodeResponse(step=1, errors=[pb.SessionError(message="x" * 5000)])), threading.Event()
+
+    def trickle() -> None:
+        for byte in data:
+            if not done.wait(0.01):
+                ends.other.sendall(bytes([byte]))
+
+    writer = threading.Thread(target=trickle)
+    writer.start()
+    started = time.monotonic()
+    with pytest.raises(queue.Empty):
+        ends.stream.wait(queue.SimpleQueue(), 0.1)
+    assert 0.09 < time.monotonic() - started < 0.3
+    done.set()
+    writer.join(5)
+    ends.stream.abort()
+
+
+def test_closing_waits_until_the_server_has_read_all_but_no_longer(tmp_path):
+    ends, came = Ends(tmp_path), []
+
+    def serve() -> None:
+        source = ends.other.makefile("rb")
+        while head := source.read(FRAME.size):
+            came.append(pb.DecodeRequest.FromString(source.read(*FRAME.unpack(head))))
+            time.sleep(0.1)
+        ends.other.close()
+
+    server = threading.Thread(target=serve)
+    server.start()
+    ends.stream.send(pb.DecodeRequest(step=1))
+    ends.stream.send(pb.DecodeRequest(step=2))
+    started = time.monotonic()
+    ends.stream.close()
+    assert [one.step for one in came] == [1, 2] and time.monotonic() - started < 0.4
+    server.join(5)
+
+
+def test_what_is_sent_after_the_end_is_lost_without_a_word(tmp_path):
+    ends = Ends(tmp_path)
+    message = pb.DecodeRequest(step=1, steps=[open_(1, bytes(100_000))])
+    for _ in range(10):  # more than the socket holds
+        ends.stream.send(message)
+    ends.other.close()
+    assert ends.reasons.get(timeout=5)
+    until(lambda: not ends.stream._watcher.is_alive())
+    ends.stream.send(message)
+    ends.stream.close()
 
 
 @pytest.mark.parametrize("data", [FRAME.pack(2**32 - 1), FRAME.pack(4) + b"\xff\xff\xff\xff"])
