@@ -36,7 +36,7 @@ async def serve_plain_streams(path: Path, service: DraftingService) -> asyncio.S
         try:
             await service.serve_stream(stream.read, stream.write)
         except ConnectionError:
-            pass  # the client went away while it was being answered
+            pass  # the client went away and left a reply unread
         finally:
             writer.close()
 
@@ -56,7 +56,7 @@ class _PlainStream:
             if size > self._max_message_bytes:
                 return await self._refuse(f"wanted messages of at most {self._max_message_bytes} bytes, got {size}")
             data = await self._reader.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except asyncio.IncompleteReadError:
             return None
         try:
             return pb.DecodeRequest.FromString(data)
