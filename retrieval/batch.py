@@ -146,7 +146,7 @@ def _learn(sessions: list[Session], commits, tokens, last, previous, ids, probs)
                 session._dense.forget_key()
             if rows:
                 session._namespace.ensure_recycling()
-                if len(session._recycled.keys) == 0:
+                if len(session._recycled.rows) == 0:
                     session._recycled = new_table(RECYCLED_ROWS)
                     session._describe()
         for namespace in namespaces:

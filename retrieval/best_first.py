@@ -84,7 +84,7 @@ def workspace_bundle(work: Workspace) -> Bundle:
     return Bundle([*work.places, *work.ballot, *work[2:]])
 
 
-_rows_of_candidates, _rows_of_three = bundle.int32_rows(ev.MAX_CANDIDATES), bundle.int32_rows(3)
+_rows_of_candidates, _rows_of_three = bundle.int32_rows(ev.NOWHERE + 1), bundle.int32_rows(3)
 _rows_of_used = bundle.int64_rows(3)
 
 
@@ -209,6 +209,9 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
             continue
         if n_open == room and EXPANSION * rank <= work.open_ranks[0]:
             continue
+        if n_open > 0:  # the best of the others may come next
+            other = work.open_slots[n_open - 1]
+            blend.foresee(knowledge, work.open_nodes[other, 0], places.windows[work.open_nodes[other, 1] + 1, 0])
         blend.advance(knowledge, places, parent + 1, n, token)
         places.proposed[n] = proposal.follow(draft[0], draft[1], places.proposed[parent + 1], token)
         n_open = _expand(knowledge, work, draft, enabled, n - 1, n_open, room, floor, min_prob)

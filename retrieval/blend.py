@@ -28,6 +28,7 @@ from redraft.retrieval.exponential import exponential
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.knowledge import CURSOR
 from redraft.retrieval.model import BIAS, RATE, STRENGTH, TRIALS
+from redraft.retrieval.prefetch import prefetch
 from redraft.retrieval.sources import contexts, copy_pointer, corpus, dense, proposal, recycling, track_record
 
 WEIGHT_RATE = 0.003
@@ -85,6 +86,33 @@ def advance(knowledge, places, source, target, token):
     corpus.advance(knowledge, places, source, target, token)
 
 
+@inner(inline=False)
+def foresee(knowledge, last, before_last):
+    """Have the memory fetched that `gather` looks at first where the text ends with these two tokens."""
+    pt.prefetch_slot(knowledge.session, pt.ROOT, last)
+    pt.prefetch_slot(knowledge.memory, pt.ROOT, last)
+    recycling.prefetch_slots(knowledge.recycled, before_last, last)
+    recycling.prefetch_slots(knowledge.recycled_base, before_last, last)
+    pt.prefetch_slot(knowledge.session, pt.SKIP_ROOT, before_last)
+    pt.prefetch_slot(knowledge.memory, pt.SKIP_ROOT, before_last)
+    weights = knowledge.model.weights
+    prefetch(weights, ev.token_row(ev.LAST_ROWS, last))
+    prefetch(weights, ev.token_row(ev.LAST_ROWS, last) + 1)
+    prefetch(weights, ev.token_row(ev.BEFORE_LAST_ROWS, before_last))
+    prefetch(weights, ev.token_row(ev.BEFORE_LAST_ROWS, before_last) + 1)
+
+
+@inner(inline=False)
+def _foresee_rows(knowledge, last, before_last):
+    """The same for what the slots lead to."""
+    pt.prefetch_node(knowledge.session, pt.ROOT, last)
+    pt.prefetch_node(knowledge.memory, pt.ROOT, last)
+    pt.prefetch_node(knowledge.session, pt.SKIP_ROOT, before_last)
+    pt.prefetch_node(knowledge.memory, pt.SKIP_ROOT, before_last)
+    recycling.prefetch_rows(knowledge.recycled, before_last, last)
+    recycling.prefetch_rows(knowledge.recycled_base, before_last, last)
+
+
 @inner
 def _uses(enabled, source):
     return enabled >> source & 1
@@ -101,6 +129,9 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
     window, filled, path, pointers = places.windows[place], places.filled[place], places.path, places.pointers
     last = window[0] if filled > 0 else -1
     before_last = window[1] if filled > 1 else -1
+
+    foresee(knowledge, last, before_last)
+    _foresee_rows(knowledge, last, before_last)
 
     if _uses(enabled, _CALLER):  # the caller's own draft
         proposal.add_proposed(ballot, draft[0], draft[1], draft[2], places.proposed[place])
@@ -188,7 +219,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
         contexts.mark_absent(ballot, ev.RERANK, cell)
     if _uses(enabled, _SESSION):
         contexts.add_ages(ballot, knowledge.session, places.now[place], last, before_last)
-    track_record.add_track_records(ballot, last)
+    track_record.add_track_records(ballot, knowledge.model.cells, last)
 
 
 @inner(inline=False)
@@ -218,17 +249,19 @@ def score(model, ballot):
 
 @inner
 def _is_absence(cell):
-    return ev.SESSION_ABSENT_CELLS <= cell < ev.SESSION_POINTER_CELLS
+    return (cell >= ev.SESSION_ABSENT_CELLS) & (cell < ev.SESSION_POINTER_CELLS)
 
 
 @inner(inline=False)
 def strongest_slot(model, ballot, row):
     """The slot whose evidence speaks most for a candidate, among those that can name one; tells the node's source."""
     best, best_strength = ev.FREQUENT, np.float32(-1e30)
-    for slot in range(ev.AGE):
-        cell = ballot.cells[slot, row] if ballot.header[ev.PRESENT] >> slot & 1 else 0
-        if cell and not _is_absence(cell) and model.cells[cell, STRENGTH] > best_strength:
-            best, best_strength = slot, model.cells[cell, STRENGTH]
+    for slot in range(ev.AGE):  # without jumps, which nobody could guess
+        cell = ballot.cells[slot, row]
+        strength = model.cells[cell, STRENGTH]
+        better = (cell != 0) & (strength > best_strength) & (_is_absence(cell) == 0)
+        best = slot if better else best
+        best_strength = strength if better else best_strength
     return best
 
 

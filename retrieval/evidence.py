@@ -20,6 +20,8 @@ from redraft.retrieval.kernel import inner
 
 MAX_CANDIDATES = 48  # per place in the tree, where corpora are asked
 FEWER_CANDIDATES = 24  # elsewhere: more would cost time and add nothing
+NOWHERE = MAX_CANDIDATES  # the row of candidates for which there is no room: written to, never read
+N_LOOKUP = 256  # entries of Ballot.lookup, of which few may collide
 N_USED = 256  # entries of Ballot.used
 MAX_CORPORA = 8  # indexes asked at once
 
@@ -123,8 +125,8 @@ N_CANDIDATES, STAMP, SITUATION, MOST, USED_STAMP, PRESENT, LAST_ROW, BEFORE_LAST
 class Ballot(NamedTuple):
     """The candidates for one place and the evidence for each.
 
-    tokens: int32[48]; named_by: int32[48]  BY_* bits; cells: int32[N_SLOTS, 48]  cell per slot and candidate, 0 = none;
-    scores: float64[48]  filled by `blend.score`; lookup: int64[128]  open addressing, stamp << 8 | candidate;
+    tokens: int32[49]; named_by: int32[49]  BY_* bits; cells: int32[N_SLOTS, 49]  cell per slot and candidate, 0 = none;
+    scores: float64[49]  filled by `blend.score`; lookup: int64[256]  open addressing, stamp << 8 | candidate;
     used: int64[256, 3]  stamp, token and where this session last used it: a draft meets the same tokens at many places;
     header: int64[8]  N_CANDIDATES at this place, its STAMP, row of the SITUATION's weights, MOST candidates wanted, stamp of
     `used`, PRESENT: a bit per slot in which some candidate has a cell, and the rows of weights of the last two tokens.
@@ -141,11 +143,11 @@ class Ballot(NamedTuple):
 
 def new_ballot() -> Ballot:
     return Ballot(
-        np.zeros(MAX_CANDIDATES, np.int32),
-        np.zeros(MAX_CANDIDATES, np.int32),
-        np.zeros((N_SLOTS, MAX_CANDIDATES), np.int32),
-        np.zeros(MAX_CANDIDATES, np.float64),
-        np.zeros(128, np.int64),
+        np.zeros(NOWHERE + 1, np.int32),
+        np.zeros(NOWHERE + 1, np.int32),
+        np.zeros((N_SLOTS, NOWHERE + 1), np.int32),
+        np.zeros(NOWHERE + 1, np.float64),
+        np.zeros(N_LOOKUP, np.int64),
         np.array([0, 0, SITUATION_ROWS, MAX_CANDIDATES, 0, 0, LAST_ROWS, BEFORE_LAST_ROWS], np.int64),
         np.zeros((N_USED, 3), np.int64),
     )
@@ -166,27 +168,25 @@ def clear(ballot, most):
 
 @inner(inline=False)
 def candidate(ballot, token):
-    """The row of `token`, added if it is new and there is room; -1 if there is none."""
-    if token < 0:
-        return np.int64(-1)
-    lookup, header = ballot.lookup, ballot.header
-    stamp = header[STAMP] << 8
-    slot = (np.int64(token) * 0x9E3779B1 >> 16) & 127
-    while True:
+    """The row of `token`, added if it is new and there is room; `NOWHERE` if there is none.
+
+    Half of the tokens named are candidates already, which no processor can guess: so nothing here, nor what callers do
+    with the row, depends on a jump.
+    """
+    lookup, header, tokens, named_by = ballot.lookup, ballot.header, ballot.tokens, ballot.named_by
+    stamp, n = header[STAMP] << 8, header[N_CANDIDATES]
+    slot = (np.int64(token) * 0x9E3779B1 >> 16) & (N_LOOKUP - 1)
+    entry = lookup[slot]
+    while (entry >= stamp) & (tokens[entry & 255] != token):
+        slot = (slot + 1) & (N_LOOKUP - 1)
         entry = lookup[slot]
-        if entry < stamp:
-            break
-        row = entry & 255
-        if ballot.tokens[row] == token:
-            return row
-        slot = (slot + 1) & 127
-    row = header[N_CANDIDATES]
-    if row == header[MOST]:
-        return np.int64(-1)
-    header[N_CANDIDATES] = row + 1
-    lookup[slot] = stamp | row
-    ballot.tokens[row] = token
-    ballot.named_by[row] = 0
+    known = np.int64(entry >= stamp)
+    added = (1 - known) & np.int64(n < header[MOST]) & np.int64(token >= 0)
+    row = (entry & 255) * known + n * added + NOWHERE * (1 - known - added)
+    header[N_CANDIDATES] = n + added
+    lookup[slot] = (stamp | row) * added + entry * (1 - added)
+    tokens[row] = token
+    named_by[row] *= np.int32(known)
     return row
 
 
@@ -197,57 +197,58 @@ def put(ballot, row, slot, cell):
     ballot.header[PRESENT] |= 1 << slot
 
 
+@inner(inline=False)
+def put_if_free(ballot, row, slot, cell):
+    """The same where the candidate has no cell in `slot`."""
+    there = ballot.cells[slot, row]
+    put(ballot, row, slot, cell if there == 0 else there)
+
+
 # --- buckets ---------------------------------------------------------------------------------------------------------
+# By table or by counting the edges that lie below: which bucket it is no processor can guess, so there must be no jump.
+def _buckets(*edges: int) -> np.ndarray:
+    """int64: the bucket of every number up to the last edge; `edges` are the first numbers of buckets 1, 2, ..."""
+    return np.searchsorted(edges, np.arange(edges[-1] + 1), side="right")
+
+
+_LENGTHS = _buckets(2, 3, 4, 5, 7, 10, 15, 23, 41)
+_COUNTS = _buckets(2, 3, 5, 9)
+_RESTS = _buckets(1, 2, 3, 6, 13, 41)
+_TOTALS = _buckets(2, 3, 5, 9, 25)
+_NEXT_COUNTS = _buckets(2, 3, 5, 10, 31)
+_DISTINCT = _buckets(2, 3, 5, 11)
+_RUNS = _buckets(1, 2, 3, 5, 9, 17, 41)
+
+
 @inner(inline=False)
 def length_bucket(length):
     """1, 2, 3, 4, 5-6, 7-9, 10-14, 15-22, 23-40, 41+."""
-    if length <= 4:
-        return length - 1
-    if length <= 9:
-        return 4 if length <= 6 else 5
-    if length <= 22:
-        return 6 if length <= 14 else 7
-    return 8 if length <= 40 else 9
+    return _LENGTHS[min(length, 41)]
 
 
 @inner(inline=False)
 def count_bucket(count):
     """1, 2, 3-4, 5-8, 9+."""
-    if count <= 2:
-        return count - 1
-    if count <= 8:
-        return 2 if count <= 4 else 3
-    return 4
+    return _COUNTS[min(count, 9)]
 
 
 @inner(inline=False)
 def rest_bucket(rest):
     """0, 1, 2, 3-5, 6-12, 13-40, 41+."""
-    if rest <= 2:
-        return rest
-    if rest <= 12:
-        return 3 if rest <= 5 else 4
-    return 5 if rest <= 40 else 6
+    return _RESTS[min(rest, 41)]
 
 
 @inner(inline=False)
 def total_bucket(total):
     """1, 2, 3-4, 5-8, 9-24, 25+."""
-    if total <= 2:
-        return total - 1
-    if total <= 8:
-        return 2 if total <= 4 else 3
-    return 4 if total <= 24 else 5
+    return _TOTALS[min(total, 25)]
 
 
 @inner(inline=False)
 def probability_bucket(p):
     """Edges .01, .03, .1, .25, .5, .8, .95."""
-    if p < 0.1:
-        return 0 if p < 0.01 else (1 if p < 0.03 else 2)
-    if p < 0.5:
-        return 3 if p < 0.25 else 4
-    return 5 if p < 0.8 else (6 if p < 0.95 else 7)
+    low = np.int64(p >= 0.01) + np.int64(p >= 0.03) + np.int64(p >= 0.1) + np.int64(p >= 0.25)
+    return low + np.int64(p >= 0.5) + np.int64(p >= 0.8) + np.int64(p >= 0.95)
 
 
 @inner(inline=False)
@@ -259,9 +260,8 @@ def first_cell(base, order, length, count, total, recency):
 @inner(inline=False)
 def recency(rank, distance):
     """Of the successor at `rank` in its list; `distance` is how many tokens ago the first of the list was used."""
-    if rank:
-        return SECOND if rank == 1 else EARLIER
-    return LATEST_OLD if distance > 1000 else LATEST if distance > 80 else LATEST_RECENT
+    latest = LATEST_RECENT - np.int64(distance > 80) - np.int64(distance > 1000)
+    return min(SECOND + rank - 1, EARLIER) if rank else latest
 
 
 @inner(inline=False)
@@ -281,26 +281,22 @@ def token_row(rows, token):
 
 @inner(inline=False)
 def next_cell(base, length, count, total):
-    counts = 0 if count == 1 else 1 if count == 2 else 2 if count <= 4 else 3 if count <= 9 else 4 if count <= 30 else 5
-    ratio = count / max(total, count)
-    ratios = 7 if ratio >= 0.999 else min(probability_bucket(ratio), 6)
-    return base + (length_bucket(length) * 6 + counts) * 8 + ratios
+    """Counts 1, 2, 3-4, 5-9, 10-30, 31+; the share of the total by `probability_bucket`, with .999 for its last edge."""
+    share = count / max(total, count)
+    shares = min(probability_bucket(share), 6) + np.int64(share >= 0.999)
+    return base + (length_bucket(length) * 6 + _NEXT_COUNTS[min(count, 31)]) * 8 + shares
 
 
 @inner(inline=False)
 def absent_cell(base, length, total, distinct):
-    few = 0 if distinct <= 1 else 1 if distinct == 2 else 2 if distinct <= 4 else 3 if distinct <= 10 else 4
-    return base + (length_bucket(length) * 6 + total_bucket(total)) * 5 + few
+    """Of 0-1, 2, 3-4, 5-10, 11+ distinct successors."""
+    return base + (length_bucket(length) * 6 + total_bucket(total)) * 5 + _DISTINCT[min(distinct, 11)]
 
 
 @inner(inline=False)
 def run_bucket(run):
     """0, 1, 2, 3-4, 5-8, 9-16, 17-40, 41+."""
-    if run <= 2:
-        return run
-    if run <= 8:
-        return 3 if run <= 4 else 4
-    return 5 if run <= 16 else 6 if run <= 40 else 7
+    return _RUNS[min(run, 41)]
 
 
 @inner(inline=False)

@@ -21,7 +21,7 @@ from redraft.retrieval.model import CELL_COLUMNS, Model
 from redraft.retrieval.neighbours import LENGTH, Neighbours
 from redraft.retrieval.suffix_array import SuffixArray
 from redraft.retrieval.suffix_array_cursor import EXACT_ROWS
-from redraft.retrieval.token_recycling import WIDTH, RecyclingTable
+from redraft.retrieval.token_recycling import COLUMNS, WIDTH, RecyclingTable
 
 __all__ = [
     "AUTOMATON", "SUFFIX_ARRAY", "Knowledge", "Places", "array_at", "automaton_at", "corpora_bundle", "knowledge_at",
@@ -35,6 +35,7 @@ CURSOR = suffix_array_levels.CURSOR * suffix_array_levels.LEVELS
 PATH = 16 + EXACT_ROWS  # int32 buffer for look-ups: of a trie; of an index, its successors and what its rows say
 
 _trie_nodes, _trie_successors = bundle.int32_rows(5), bundle.int32_rows(3)
+_recycled_rows = bundle.int32_rows(COLUMNS)
 _rows_of_ids, _rows_of_probs = bundle.int32_rows(WIDTH), bundle.float32_rows(WIDTH)
 _cells, _weights = bundle.float32_rows(CELL_COLUMNS), bundle.float32_rows(ev.N_SLOTS + 1)
 _states, _edges = bundle.int32_rows(STATE_COLUMNS), bundle.int32_rows(EDGE_COLUMNS)
@@ -138,10 +139,8 @@ def trie_at(addresses, i):
 def recycling_at(addresses, i):
     return RecyclingTable(
         bundle.int32s(addresses, i),
-        bundle.int64s(addresses, i + 1),
-        _rows_of_ids(addresses, i + 2),
-        _rows_of_probs(addresses, i + 3),
-        bundle.int64s(addresses, i + 4),
+        _recycled_rows(addresses, i + 1),
+        bundle.int64s(addresses, i + 2),
     )
 
 
@@ -172,7 +171,7 @@ def neighbours_at(addresses, i):
 @inner
 def state_at(session):
     """The session's own place."""
-    return places_at(session, 12)
+    return places_at(session, 10)
 
 
 @inner
@@ -181,14 +180,14 @@ def knowledge_at(session, namespace, drafter):
     return Knowledge(
         trie_at(session, 0),
         trie_at(namespace, 0),
-        trie_at(namespace, 15),
+        trie_at(namespace, 13),
         bundle.int32s(namespace, 7),
         recycling_at(session, 7),
         recycling_at(namespace, 8),
         _rows_of_ids(drafter, 0),
         _rows_of_probs(drafter, 1),
-        neighbours_at(session, 20),
-        Model(_cells(namespace, 13), _weights(namespace, 14)),
+        neighbours_at(session, 18),
+        Model(_cells(namespace, 11), _weights(namespace, 12)),
         drafter,
         bundle.int64s(drafter, 2),
     )

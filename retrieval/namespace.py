@@ -59,7 +59,7 @@ class Namespace:
             self.bundle = namespace_bundle(*self._published, self.bundle)
 
     def ensure_recycling(self) -> None:
-        if len(self.recycled.keys) == 0:
+        if len(self.recycled.rows) == 0:
             self.recycled = new_table(RECYCLED_ROWS)
 
     def forget(self) -> None:

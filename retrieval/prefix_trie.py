@@ -33,6 +33,7 @@ from typing import NamedTuple
 import numpy as np
 
 from redraft.retrieval.kernel import inner, kernel
+from redraft.retrieval.prefetch import prefetch
 
 __all__ = ["MAX_CONTEXT", "PrefixTrie"]
 
@@ -180,6 +181,21 @@ def find(trie, parent, token):
         if (entry ^ key) & ~mask == 0 and nodes[node, PARENT] == parent and nodes[node, TOKEN] == token:
             return node
         slot = (slot + 1) & mask
+
+
+@inner
+def prefetch_slot(trie, parent, token):
+    """Have the line of the hash table fetched in which `find` begins."""
+    prefetch(trie.slots, slot_of(parent, token) & (len(trie.slots) - 1))
+
+
+@inner
+def prefetch_node(trie, parent, token):
+    """The same for the row of the node that `find` will look at first, when its slot has come."""
+    mask = len(trie.slots) - 1
+    key = slot_of(parent, token)
+    entry = np.int64(trie.slots[key & mask])
+    prefetch(trie.nodes, entry & mask if (entry ^ key) & ~mask == 0 else ROOT)
 
 
 @inner
@@ -382,7 +398,9 @@ def look_up(trie, window, n_window, path):
         path[stored] = node
         stored += 1
         if nodes[node, FIRST] == LEAF:
+            prefetch(text, nodes[node, LAST])
             break
+        prefetch(trie.successors, nodes[node, FIRST])
     length = stored
     if stored and nodes[node, FIRST] == LEAF and stored < n_window:
         position = np.int64(nodes[node, LAST])

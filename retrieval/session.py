@@ -277,7 +277,7 @@ class Session:
 
     def _recycle(self, candidates: Candidates) -> None:
         self._namespace.ensure_recycling()
-        if len(self._recycled.keys) == 0:
+        if len(self._recycled.rows) == 0:
             self._recycled = new_table(RECYCLED_ROWS)
             self._describe()
         rows = candidates.tokens, candidates.previous, candidates.ids, candidates.probs

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from naive_recycling import NaiveRecycling
 
-from redraft.retrieval import token_recycling
 from redraft.retrieval.candidates import Candidates
-from redraft.retrieval.token_recycling import WIDTH, find_row, learn_rows, new_table
+from redraft.retrieval.evidence import probability_bucket
+from redraft.retrieval.token_recycling import BUCKETS, IDS, WIDTH, bucket, find_row, learn_rows, new_table
 
 
 def assert_same(table, naive, letters):
@@ -19,8 +19,13 @@ def assert_same(table, naive, letters):
             assert (row >= 0) == (wanted is not None), (previous, token)
             if row >= 0:
                 ids, probs = wanted
-                assert table.ids[row].tolist() == ids + [-1] * (WIDTH - len(ids))
-                assert table.probs[row].tolist() == [float(np.float32(p)) for p in probs] + [0.0] * (WIDTH - len(ids))
+                assert ids_of(table, row) == ids + [-1] * (WIDTH - len(ids))
+                buckets = [int(bucket(table.rows[row, BUCKETS], rank)) for rank in range(WIDTH)]
+                assert buckets == [probability_bucket(np.float32(p)) for p in probs] + [0] * (WIDTH - len(ids))
+
+
+def ids_of(table, row):
+    return table.rows[int(row), IDS : IDS + WIDTH].tolist()
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 2, 3, 7, 40, 1000])
@@ -42,7 +47,7 @@ def test_random_rows(capacity, letters):
 
 
 def test_the_twin_has_the_width_of_the_table():
-    assert WIDTH == 8 and token_recycling.new_table(3).ids.shape == (3, WIDTH)
+    assert WIDTH == 8 and IDS + WIDTH <= new_table(3).rows.shape[1]
 
 
 def test_large_ids_and_a_table_that_turns_over_many_times():
@@ -59,7 +64,7 @@ def test_large_ids_and_a_table_that_turns_over_many_times():
             row, wanted = int(find_row(table, previous, token)), naive.find(previous, token)
             assert (row >= 0) == (wanted is not None)
             if row >= 0:
-                assert table.ids[row, :2].tolist() == wanted[0]
+                assert ids_of(table, row)[:2] == wanted[0]
 
 
 def test_the_last_visit_of_a_step_counts():
@@ -67,6 +72,13 @@ def test_the_last_visit_of_a_step_counts():
     learned = Candidates.checked([5, 5], [1, -1], [[7, 8], [9, 3]], [[0.6, 0.1], [0.5, 0.2]])
     table = new_table(10)
     learn_rows(table, learned.tokens, learned.previous, learned.ids, learned.probs)
-    assert table.ids[int(find_row(table, -1, 5)), :2].tolist() == [9, 3]
-    assert table.ids[int(find_row(table, 1, 5)), :2].tolist() == [7, 8]
+    assert ids_of(table, find_row(table, -1, 5))[:2] == [9, 3]
+    assert ids_of(table, find_row(table, 1, 5))[:2] == [7, 8]
     assert int(find_row(table, 5, 1)) == -1
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 5, 4096])
+def test_a_row_is_one_line_of_memory(capacity):
+    rows = new_table(capacity).rows
+    assert rows.shape[0] == capacity and rows.strides[0] == 64 and rows.flags.c_contiguous
+    assert capacity == 0 or rows.__array_interface__["data"][0] % 64 == 0

@@ -37,6 +37,7 @@ def add_contexts(
         if level and total <= last_total:
             continue
         match = length if depth == stored else depth
+        distance = now - np.int64(nodes[node, pt.LAST])
         entry = nodes[node, pt.FIRST]
         rank = 0
         while rank < most:
@@ -47,14 +48,9 @@ def add_contexts(
             else:
                 break
             row = ev.candidate(ballot, token)
-            if row >= 0:
-                cells = ballot.cells
-                if cells[first_slot, row] == 0:
-                    recency = ev.recency(rank, now - np.int64(nodes[node, pt.LAST]))
-                    ev.put(ballot, row, first_slot, ev.first_cell(first_cells, level, match, count, total, recency))
-                    ballot.named_by[row] |= named_by
-                elif cells[next_slot, row] == 0:
-                    ev.put(ballot, row, next_slot, ev.next_cell(next_cells, match, count, total))
+            first = ev.first_cell(first_cells, level, match, count, total, ev.recency(rank, distance))
+            put_by_level(ballot, row, first_slot, first, next_slot, ev.next_cell(next_cells, match, count, total))
+            ballot.named_by[row] |= named_by
             rank += 1
             entry = successors[entry, pt.NEXT] if entry >= 0 else -1
         if level == 0:
@@ -67,11 +63,18 @@ def add_contexts(
 
 
 @inner(inline=False)
+def put_by_level(ballot, row, first_slot, first_cell, next_slot, next_cell):
+    """Describe a candidate by its cell as one of the longest context that names it, or else as one of the next."""
+    named = ballot.cells[first_slot, row] != 0
+    ev.put_if_free(ballot, row, next_slot if named else first_slot, next_cell if named else first_cell)
+
+
+@inner(inline=False)
 def mark_absent(ballot, first_slot, cell):
     """Every candidate that this source did not name gets `cell`."""
     for row in range(ballot.header[ev.N_CANDIDATES]):
-        if ballot.cells[first_slot, row] == 0:
-            ballot.cells[first_slot, row] = cell
+        there = ballot.cells[first_slot, row]
+        ballot.cells[first_slot, row] = cell if there == 0 else there
     ballot.header[ev.PRESENT] |= 1 << first_slot
 
 
@@ -82,6 +85,7 @@ def add_skips(ballot, trie, before_last, slot, base):
     if node < 0:
         return
     total = trie.nodes[node, pt.TOTAL]
+    totals = min(total - 1 if total <= 2 else ev.rest_bucket(total) - 1, 5)
     entry = trie.nodes[node, pt.FIRST]
     rank = 0
     while rank < 6:
@@ -92,11 +96,9 @@ def add_skips(ballot, trie, before_last, slot, base):
         else:
             break
         row = ev.candidate(ballot, token)
-        if row >= 0:
-            counts = 0 if count == 1 else 1 if count == 2 else 2 if count <= 5 else 3
-            totals = 0 if total == 1 else 1 if total == 2 else ev.rest_bucket(total) - 1
-            ev.put(ballot, row, slot, base + (rank * 4 + counts) * 6 + min(totals, 5))
-            ballot.named_by[row] |= ev.BY_SKIP
+        counts = np.int64(count > 1) + np.int64(count > 2) + np.int64(count > 5)
+        ev.put(ballot, row, slot, base + (rank * 4 + counts) * 6 + totals)
+        ballot.named_by[row] |= ev.BY_SKIP
         rank += 1
         entry = trie.successors[entry, pt.NEXT] if entry >= 0 else -1
 
@@ -107,26 +109,38 @@ def add_frequent(ballot, frequent):
     for rank in range(len(frequent)):
         if frequent[rank] < 0:
             break
-        row = ev.candidate(ballot, frequent[rank])
-        if row >= 0:
-            ev.put(ballot, row, ev.FREQUENT, ev.FREQUENT_CELLS + rank)
+        ev.put(ballot, ev.candidate(ballot, frequent[rank]), ev.FREQUENT, ev.FREQUENT_CELLS + rank)
 
 
 @inner(inline=False)
 def add_ages(ballot, trie, now, last, before_last):
     """How long ago this session last used each candidate, and whether it repeats one of the last two tokens."""
-    used, stamp = ballot.used, ballot.header[ev.USED_STAMP]
-    for row in range(ballot.header[ev.N_CANDIDATES]):
+    used, stamp, n = ballot.used, ballot.header[ev.USED_STAMP], ballot.header[ev.N_CANDIDATES]
+    # In passes over all candidates, for then the misses of one pass are waited for together.
+    for row in range(n):
         token = np.int64(ballot.tokens[row])
-        age = 0
-        at = (token * 0x9E3779B1 >> 13) & (ev.N_USED - 1)
+        at = _used_at(token)
+        if used[at, 0] != stamp or used[at, 1] != token:
+            pt.prefetch_slot(trie, pt.ROOT, token)
+    for row in range(n):
+        token = np.int64(ballot.tokens[row])
+        at = _used_at(token)
+        if used[at, 0] != stamp or used[at, 1] != token:
+            pt.prefetch_node(trie, pt.ROOT, token)
+    for row in range(n):
+        token = np.int64(ballot.tokens[row])
+        at = _used_at(token)
         if used[at, 0] != stamp or used[at, 1] != token:
             node = pt.find(trie, pt.ROOT, token)
             used[at, 0], used[at, 1] = stamp, token
             used[at, 2] = trie.nodes[node, pt.LAST] if node >= 0 else -1
         successor = used[at, 2]
-        if successor >= 0:
-            distance = np.float64(max(now - (successor - 1), 1))
-            age = min((distance.view(np.int64) >> 52) - 1022, 15)  # the exponent of a float is its logarithm
+        distance = np.float64(max(now - (successor - 1), 1))
+        age = min((distance.view(np.int64) >> 52) - 1022, 15) if successor >= 0 else 0  # a float's exponent is its logarithm
         repeats = (2 if token == last else 0) + (1 if token == before_last else 0)
         ev.put(ballot, row, ev.AGE, ev.AGE_CELLS + age * 4 + repeats)
+
+
+@inner
+def _used_at(token):
+    return (token * 0x9E3779B1 >> 13) & (ev.N_USED - 1)

@@ -23,6 +23,7 @@ MAX_MISSES = 4  # in the last eight
 
 # columns of a pointer's state
 AT, RUN, HISTORY = range(3)  # position of the token it proposes (-1: lifted off), hits in a row, last 8 misses as bits
+_MISSES = np.array([history.bit_count() for history in range(256)])
 
 
 @inner(inline=False)
@@ -41,13 +42,9 @@ def step(trie, pointers, place, column, token):
         pointers[place, column + HISTORY] = (history << 1) & 255
         return
     history = (history << 1 | 1) & 255
-    misses, bits = 0, history
-    while bits:
-        misses += bits & 1
-        bits >>= 1
     pointers[place, column + RUN] = 0
     pointers[place, column + HISTORY] = history
-    if misses >= MAX_MISSES:
+    if _MISSES[history] >= MAX_MISSES:
         pointers[place, column + AT] = -1
         return
     found, ahead, back = np.int64(-1), at, at
@@ -85,9 +82,8 @@ def add_pointed(ballot, trie, pointers, place, column, slot, base):
     if token < 0:
         return
     row = ev.candidate(ballot, token)
-    if row >= 0:
-        history = pointers[place, column + HISTORY]
-        older = 1 if history >> 4 else 0
-        run = ev.run_bucket(pointers[place, column + RUN])
-        ev.put(ballot, row, slot, base + (run * 16 + (history & 15)) * 2 + older)
-        ballot.named_by[row] |= ev.BY_POINTER
+    history = pointers[place, column + HISTORY]
+    older = 1 if history >> 4 else 0
+    run = ev.run_bucket(pointers[place, column + RUN])
+    ev.put(ballot, row, slot, base + (run * 16 + (history & 15)) * 2 + older)
+    ballot.named_by[row] |= ev.BY_POINTER

@@ -15,6 +15,7 @@ from redraft.retrieval import suffix_array_cursor as sa
 from redraft.retrieval import suffix_array_levels as levels
 from redraft.retrieval.kernel import inner
 from redraft.retrieval.knowledge import AUTOMATON, CURSOR, array_at, automaton_at
+from redraft.retrieval.sources.contexts import put_by_level
 
 MAX_CONTEXT = 8
 MAX_LEVELS = 3
@@ -45,14 +46,10 @@ def advance(knowledge, places, source, target, token):
 def _vote(ballot, token, count, total, level, match, rank):
     """One successor of a matched context."""
     row = ev.candidate(ballot, token)
-    if row < 0:
-        return
-    cells = ballot.cells
-    if cells[ev.CORPUS_FIRST, row] == 0:
-        ev.put(ballot, row, ev.CORPUS_FIRST, ev.first_cell(ev.CORPUS_FIRST_CELLS, level, match, count, total, ev.recency(rank, 0)))
-        ballot.named_by[row] |= ev.BY_CORPUS
-    elif cells[ev.CORPUS_NEXT, row] == 0:
-        ev.put(ballot, row, ev.CORPUS_NEXT, ev.next_cell(ev.CORPUS_NEXT_CELLS, match, count, total))
+    first = ev.first_cell(ev.CORPUS_FIRST_CELLS, level, match, count, total, ev.recency(rank, 0))
+    cell = ev.next_cell(ev.CORPUS_NEXT_CELLS, match, count, total)
+    put_by_level(ballot, row, ev.CORPUS_FIRST, first, ev.CORPUS_NEXT, cell)
+    ballot.named_by[row] |= ev.BY_CORPUS
 
 
 @inner(inline=False)

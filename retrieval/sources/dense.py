@@ -47,7 +47,7 @@ def add_followed(ballot, neighbours, following, now, own, slot, base):
         if following >> column & 1 == 0 or token < 0:
             continue
         row = ev.candidate(ballot, token)
-        if row < 0 or ballot.cells[slot, row] != 0:
+        if row == ev.NOWHERE or ballot.cells[slot, row] != 0:
             continue
         agreeing = np.float32(0.0)
         for other in range(column, first + CURSORS):

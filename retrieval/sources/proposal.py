@@ -22,7 +22,7 @@ def add_proposed(ballot, tokens, parents, probs, at):
         if parents[node] != at:
             continue
         row = ev.candidate(ballot, tokens[node])
-        if row >= 0 and ballot.cells[ev.CALLER, row] == 0:
+        if row != ev.NOWHERE and ballot.cells[ev.CALLER, row] == 0:
             conditional = probs[node] / above if above > 0 else 0.0
             bucket = ev.probability_bucket(conditional)
             ev.put(ballot, row, ev.CALLER, ev.CALLER_CELLS + (bucket * 8 + min(rank, 7)) * 2 + (1 if at < 0 else 0))

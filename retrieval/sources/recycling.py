@@ -7,31 +7,58 @@ latest visit, the session's with this text in mind.
 from __future__ import annotations
 
 from redraft.retrieval import evidence as ev
+from redraft.retrieval import token_recycling as tr
 from redraft.retrieval.kernel import inner
-from redraft.retrieval.token_recycling import WIDTH, find_row
+
+
+@inner
+def prefetch_slots(table, before_last, last):
+    """Have the memory fetched in which the look-ups of `add_recycled` begin."""
+    tr.prefetch_slot(table, before_last, last)
+    tr.prefetch_slot(table, -1, last)
+
+
+@inner
+def prefetch_rows(table, before_last, last):
+    """The same for the rows, when the slots have come."""
+    tr.prefetch_row(table, before_last, last)
+    tr.prefetch_row(table, -1, last)
 
 
 @inner(inline=False)
-def _add_row(ballot, ids, probs, row, slot, base):
-    for rank in range(WIDTH):
-        token = ids[row, rank]
+def _add_row(ballot, row, slot, base):
+    """`row`: int32[16] of a table."""
+    buckets = row[tr.BUCKETS]
+    for rank in range(tr.WIDTH):
+        token = row[tr.IDS + rank]
         if token < 0:
             break
         entry = ev.candidate(ballot, token)
-        if entry >= 0 and ballot.cells[slot, entry] == 0:
-            ev.put(ballot, entry, slot, base + rank * 8 + ev.probability_bucket(probs[row, rank]))
-            ballot.named_by[entry] |= ev.BY_RECYCLING
+        ev.put_if_free(ballot, entry, slot, base + rank * 8 + tr.bucket(buckets, rank))
+        ballot.named_by[entry] |= ev.BY_RECYCLING
 
 
 @inner(inline=False)
 def _add_rows(ballot, own, shared, previous, token, slot, base):
-    row = find_row(own, previous, token)
+    row = tr.find_row(own, previous, token)
     if row >= 0:
-        _add_row(ballot, own.ids, own.probs, row, slot, base)
+        _add_row(ballot, own.rows[row], slot, base)
         return
-    row = find_row(shared, previous, token)
+    row = tr.find_row(shared, previous, token)
     if row >= 0:
-        _add_row(ballot, shared.ids, shared.probs, row, slot, base)
+        _add_row(ballot, shared.rows[row], slot, base)
+
+
+@inner(inline=False)
+def _add_successors(ballot, ids, probs):
+    """`ids`, `probs`: a row of the static table."""
+    for rank in range(tr.WIDTH):
+        if ids[rank] < 0:
+            break
+        entry = ev.candidate(ballot, ids[rank])
+        cell = ev.SUCCESSOR_TABLE_CELLS + rank * 8 + ev.probability_bucket(probs[rank])
+        ev.put_if_free(ballot, entry, ev.SUCCESSOR_TABLE, cell)
+        ballot.named_by[entry] |= ev.BY_RECYCLING
 
 
 @inner(inline=False)
@@ -41,4 +68,4 @@ def add_recycled(ballot, own, shared, table_ids, table_probs, before_last, last)
         _add_rows(ballot, own, shared, before_last, last, ev.RECYCLED_PAIR, ev.RECYCLED_PAIR_CELLS)
     _add_rows(ballot, own, shared, -1, last, ev.RECYCLED, ev.RECYCLED_CELLS)
     if last < len(table_ids):
-        _add_row(ballot, table_ids, table_probs, last, ev.SUCCESSOR_TABLE, ev.SUCCESSOR_TABLE_CELLS)
+        _add_successors(ballot, table_ids[last], table_probs[last])
