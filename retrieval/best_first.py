@@ -85,7 +85,7 @@ def workspace_bundle(work: Workspace) -> Bundle:
 
 
 _rows_of_candidates, _rows_of_three = bundle.int32_rows(ev.NOWHERE + 1), bundle.int32_rows(3)
-_rows_of_used = bundle.int64_rows(3)
+_rows_of_used, _rows_of_ages = bundle.int64_rows(3), bundle.int64_rows(ev.NOWHERE + 1)
 
 
 @inner
@@ -98,6 +98,8 @@ def _ballot_at(addresses):
         bundle.int64s(addresses, 12),
         bundle.int64s(addresses, 13),
         _rows_of_used(addresses, 14),
+        _rows_of_ages(addresses, 15),
+        bundle.int64s(addresses, 16),
     )
 
 
@@ -106,15 +108,15 @@ def _workspace_at(addresses):
     return Workspace(
         places_at(addresses, 0),
         _ballot_at(addresses),
-        bundle.int32s(addresses, 15),
-        bundle.int32s(addresses, 16),
-        bundle.float32s(addresses, 17),
-        bundle.uint8s(addresses, 18),
-        bundle.int32s(addresses, 19),
-        bundle.float64s(addresses, 20),
+        bundle.int32s(addresses, 17),
+        bundle.int32s(addresses, 18),
+        bundle.float32s(addresses, 19),
+        bundle.uint8s(addresses, 20),
         bundle.int32s(addresses, 21),
         bundle.float64s(addresses, 22),
-        _rows_of_three(addresses, 23),
+        bundle.int32s(addresses, 23),
+        bundle.float64s(addresses, 24),
+        _rows_of_three(addresses, 25),
     )
 
 
@@ -194,8 +196,9 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
     places.proposed[0] = -1 if len(draft[0]) else -2
     work.ballot.header[ev.USED_STAMP] += 1
     floor = NEGLIGIBLE / max_nodes
+    blend.foresee(knowledge, places.windows[0, 0], places.windows[0, 1])
     n_open = _expand(knowledge, work, draft, enabled, -1, 0, max_nodes, floor, min_prob)
-    n = 0
+    n, foreseen = 0, -1
     while n < max_nodes and n_open > 0:
         n_open -= 1
         rank, slot = work.open_ranks[n_open], work.open_slots[n_open]
@@ -209,9 +212,12 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
             continue
         if n_open == room and EXPANSION * rank <= work.open_ranks[0]:
             continue
+        if slot != foreseen:
+            blend.foresee(knowledge, token, places.windows[parent + 1, 0])
         if n_open > 0:  # the best of the others may come next
-            other = work.open_slots[n_open - 1]
-            blend.foresee(knowledge, work.open_nodes[other, 0], places.windows[work.open_nodes[other, 1] + 1, 0])
+            foreseen = work.open_slots[n_open - 1]
+            before = work.open_nodes[foreseen, 1] + 1
+            blend.foresee(knowledge, work.open_nodes[foreseen, 0], places.windows[before, 0])
         blend.advance(knowledge, places, parent + 1, n, token)
         places.proposed[n] = proposal.follow(draft[0], draft[1], places.proposed[parent + 1], token)
         n_open = _expand(knowledge, work, draft, enabled, n - 1, n_open, room, floor, min_prob)
@@ -246,6 +252,7 @@ def learn_tokens(session, namespace, drafter, workspace, proposed, enabled, tail
     while done < len(tokens) and pt.has_room(knowledge.session):
         token = tokens[done]
         ballot.header[ev.USED_STAMP] += 1
+        blend.foresee(knowledge, state.windows[0, 0], state.windows[0, 1])
         blend.gather(knowledge, state, 0, ballot, draft, enabled, _most_candidates(knowledge))
         blend.score(knowledge.model, ballot)
         blend.learn(knowledge.model, ballot, token)

@@ -130,7 +130,6 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
     last = window[0] if filled > 0 else -1
     before_last = window[1] if filled > 1 else -1
 
-    foresee(knowledge, last, before_last)
     _foresee_rows(knowledge, last, before_last)
 
     if _uses(enabled, _CALLER):  # the caller's own draft
@@ -219,7 +218,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
         contexts.mark_absent(ballot, ev.RERANK, cell)
     if _uses(enabled, _SESSION):
         contexts.add_ages(ballot, knowledge.session, places.now[place], last, before_last)
-    track_record.add_track_records(ballot, knowledge.model.cells, last)
+    track_record.add_track_records(ballot, last)
 
 
 @inner(inline=False)
@@ -231,9 +230,13 @@ def score(model, ballot):
     common = weights[situation, ev.N_SLOTS] + weights[last, ev.N_SLOTS] + weights[before_last, ev.N_SLOTS]
     for row in range(n):
         scores[row] = weights[named_by[row], ev.N_SLOTS] + common
+    slots, n_slots = ballot.slots, 0
     for slot in range(ev.N_SLOTS):
-        if not present >> slot & 1:
-            continue
+        slots[n_slots] = slot
+        n_slots += present >> slot & 1
+    header[ev.N_PRESENT] = n_slots
+    for i in range(n_slots):
+        slot = slots[i]
         common = weights[situation, slot] + weights[last, slot] + weights[before_last, slot]
         for row in range(n):  # candidates without a cell here have cell 0, which adds nothing
             cell = ballot.cells[slot, row]
@@ -256,10 +259,11 @@ def _is_absence(cell):
 def strongest_slot(model, ballot, row):
     """The slot whose evidence speaks most for a candidate, among those that can name one; tells the node's source."""
     best, best_strength = ev.FREQUENT, np.float32(-1e30)
-    for slot in range(ev.AGE):  # without jumps, which nobody could guess
+    for i in range(ballot.header[ev.N_PRESENT]):  # without jumps, which nobody could guess
+        slot = ballot.slots[i]
         cell = ballot.cells[slot, row]
         strength = model.cells[cell, STRENGTH]
-        better = (cell != 0) & (strength > best_strength) & (_is_absence(cell) == 0)
+        better = (cell != 0) & (slot < ev.AGE) & (strength > best_strength) & (_is_absence(cell) == 0)
         best = slot if better else best
         best_strength = strength if better else best_strength
     return best
@@ -276,9 +280,8 @@ def learn(model, ballot, token):
         weights[named_by[row], ev.N_SLOTS] += np.float32(WEIGHT_RATE) * error
         slope += error
     _learn_common(weights, ballot.header, ev.N_SLOTS, slope)
-    for slot in range(ev.N_SLOTS):
-        if ballot.header[ev.PRESENT] >> slot & 1:
-            _learn_slot(model, ballot, token, slot)
+    for i in range(ballot.header[ev.N_PRESENT]):
+        _learn_slot(model, ballot, token, ballot.slots[i])
 
 
 @inner

@@ -119,7 +119,7 @@ N_CELLS = sum(_sizes)
 
 
 # entries of Ballot.header
-N_CANDIDATES, STAMP, SITUATION, MOST, USED_STAMP, PRESENT, LAST_ROW, BEFORE_LAST_ROW = range(8)
+N_CANDIDATES, STAMP, SITUATION, MOST, USED_STAMP, PRESENT, LAST_ROW, BEFORE_LAST_ROW, N_PRESENT = range(9)
 
 
 class Ballot(NamedTuple):
@@ -128,8 +128,9 @@ class Ballot(NamedTuple):
     tokens: int32[49]; named_by: int32[49]  BY_* bits; cells: int32[N_SLOTS, 49]  cell per slot and candidate, 0 = none;
     scores: float64[49]  filled by `blend.score`; lookup: int64[256]  open addressing, stamp << 8 | candidate;
     used: int64[256, 3]  stamp, token and where this session last used it: a draft meets the same tokens at many places;
-    header: int64[8]  N_CANDIDATES at this place, its STAMP, row of the SITUATION's weights, MOST candidates wanted, stamp of
-    `used`, PRESENT: a bit per slot in which some candidate has a cell, and the rows of weights of the last two tokens.
+    rows: int64[2, 49]  buffer of `contexts.add_ages`; slots: int64[N_SLOTS]  those in which some candidate has a cell;
+    header: int64[9]  N_CANDIDATES at this place, its STAMP, row of the SITUATION's weights, MOST candidates wanted, stamp of
+    `used`, PRESENT: a bit per slot in which some candidate has a cell, the rows of weights of the last two tokens, and how many `slots` there are.
     """
 
     tokens: np.ndarray
@@ -139,6 +140,8 @@ class Ballot(NamedTuple):
     lookup: np.ndarray
     header: np.ndarray
     used: np.ndarray
+    rows: np.ndarray
+    slots: np.ndarray
 
 
 def new_ballot() -> Ballot:
@@ -148,8 +151,10 @@ def new_ballot() -> Ballot:
         np.zeros((N_SLOTS, NOWHERE + 1), np.int32),
         np.zeros(NOWHERE + 1, np.float64),
         np.zeros(N_LOOKUP, np.int64),
-        np.array([0, 0, SITUATION_ROWS, MAX_CANDIDATES, 0, 0, LAST_ROWS, BEFORE_LAST_ROWS], np.int64),
+        np.array([0, 0, SITUATION_ROWS, MAX_CANDIDATES, 0, 0, LAST_ROWS, BEFORE_LAST_ROWS, 0], np.int64),
         np.zeros((N_USED, 3), np.int64),
+        np.zeros((2, NOWHERE + 1), np.int64),
+        np.zeros(N_SLOTS, np.int64),
     )
 
 

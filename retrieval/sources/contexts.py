@@ -49,7 +49,10 @@ def add_contexts(
                 break
             row = ev.candidate(ballot, token)
             first = ev.first_cell(first_cells, level, match, count, total, ev.recency(rank, distance))
-            put_by_level(ballot, row, first_slot, first, next_slot, ev.next_cell(next_cells, match, count, total))
+            if level:
+                put_by_level(ballot, row, first_slot, first, next_slot, ev.next_cell(next_cells, match, count, total))
+            else:
+                ev.put_if_free(ballot, row, first_slot, first)
             ballot.named_by[row] |= named_by
             rank += 1
             entry = successors[entry, pt.NEXT] if entry >= 0 else -1
@@ -116,29 +119,32 @@ def add_frequent(ballot, frequent):
 def add_ages(ballot, trie, now, last, before_last):
     """How long ago this session last used each candidate, and whether it repeats one of the last two tokens."""
     used, stamp, n = ballot.used, ballot.header[ev.USED_STAMP], ballot.header[ev.N_CANDIDATES]
-    # In passes over all candidates, for then the misses of one pass are waited for together.
+    last_use, new, n_new = ballot.rows[0], ballot.rows[1], 0
     for row in range(n):
         token = np.int64(ballot.tokens[row])
         at = _used_at(token)
-        if used[at, 0] != stamp or used[at, 1] != token:
-            pt.prefetch_slot(trie, pt.ROOT, token)
+        last_use[row] = used[at, 2]
+        new[n_new] = row
+        n_new += np.int64((used[at, 0] != stamp) | (used[at, 1] != token))
+    # In passes over all that are new to this draft, for then the misses of one pass are waited for together.
+    for i in range(n_new):
+        pt.prefetch_slot(trie, pt.ROOT, ballot.tokens[new[i]])
+    for i in range(n_new):
+        pt.prefetch_node(trie, pt.ROOT, ballot.tokens[new[i]])
+    for i in range(n_new):
+        token = np.int64(ballot.tokens[new[i]])
+        node = pt.find(trie, pt.ROOT, token)
+        at = _used_at(token)
+        used[at, 0], used[at, 1] = stamp, token
+        used[at, 2] = trie.nodes[node, pt.LAST] if node >= 0 else -1
+        last_use[new[i]] = used[at, 2]
     for row in range(n):
         token = np.int64(ballot.tokens[row])
-        at = _used_at(token)
-        if used[at, 0] != stamp or used[at, 1] != token:
-            pt.prefetch_node(trie, pt.ROOT, token)
-    for row in range(n):
-        token = np.int64(ballot.tokens[row])
-        at = _used_at(token)
-        if used[at, 0] != stamp or used[at, 1] != token:
-            node = pt.find(trie, pt.ROOT, token)
-            used[at, 0], used[at, 1] = stamp, token
-            used[at, 2] = trie.nodes[node, pt.LAST] if node >= 0 else -1
-        successor = used[at, 2]
-        distance = np.float64(max(now - (successor - 1), 1))
-        age = min((distance.view(np.int64) >> 52) - 1022, 15) if successor >= 0 else 0  # a float's exponent is its logarithm
+        distance = np.float64(max(now - (last_use[row] - 1), 1))
+        age = min((distance.view(np.int64) >> 52) - 1022, 15) if last_use[row] >= 0 else 0  # the exponent is the logarithm
         repeats = (2 if token == last else 0) + (1 if token == before_last else 0)
-        ev.put(ballot, row, ev.AGE, ev.AGE_CELLS + age * 4 + repeats)
+        ballot.cells[ev.AGE, row] = ev.AGE_CELLS + age * 4 + repeats
+    ballot.header[ev.PRESENT] |= 1 << ev.AGE
 
 
 @inner
