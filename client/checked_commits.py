@@ -7,33 +7,55 @@ kernel is not compiled yet, is each commit looked at by itself, and what is wron
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from redraft.retrieval.candidates import Candidates, joined
 from redraft.retrieval.tokens import as_tokens
 from redraft.v1.wire import pack_float32, pack_int32
 
-__all__ = ["checked_commits"]
+__all__ = ["CheckedCommits", "checked_commits"]
 
 
-def checked_commits(commits, vocab_size: int | None, *, compiled: bool) -> list[tuple]:
+@dataclass(slots=True)
+class CheckedCommits:
+    """What a batch commits.
+
+    tokens: int32[n] of each commit, which may be the caller's own array. columns: sizes and arrays of all, as
+    `candidates.joined` returns them, where the quick check was enough and nobody brings hidden states; None elsewhere.
+    """
+
+    tokens: list[np.ndarray]
+    columns: tuple | None
+    _packed: list[tuple] | None = None
+
+    def apart(self) -> list[tuple[tuple[bytes, ...] | None, bytes | None]]:
+        """The bytes of each commit's arrays of candidates or None, and of its hidden states or None."""
+        if self._packed is None:
+            self._packed = [(candidates, None) for candidates in _packed_together(*self.columns)]
+        return self._packed
+
+
+def checked_commits(commits, vocab_size: int | None, *, compiled: bool) -> CheckedCommits:
     """commits: (tokens, candidates, hidden) each, as a session's `commit` takes them.
 
-    Returns for each its tokens, int32[n], which may be the caller's own array; the bytes of the candidates' arrays or
-    None; the bytes of the states or None. Raises what the first that is wrong would raise alone: TypeError or ValueError.
-    `compiled`: the quick check has been compiled; nobody waits for the compiler here.
+    Raises what the first that is wrong would raise alone: TypeError or ValueError. `compiled`: the quick check has been
+    compiled; nobody waits for the compiler here.
     """
     if compiled and len(commits) > 1:
         arrays = joined([commit[:2] for commit in commits], vocab_size)
         if arrays is not None:
-            return [
-                (commit[0], candidates, _packed_states(commit[2]))
-                for commit, candidates in zip(commits, _packed_together(*arrays))
-            ]
-    return [
-        (as_tokens(tokens, vocab_size), _packed(candidates, vocab_size, compiled), _packed_states(hidden))
-        for tokens, candidates, hidden in commits
-    ]
+            tokens = [commit[0] for commit in commits]
+            if all(commit[2] is None for commit in commits):
+                return CheckedCommits(tokens, arrays)
+            states = [_packed_states(commit[2]) for commit in commits]
+            return CheckedCommits(tokens, None, list(zip(_packed_together(*arrays), states)))
+    tokens, packed = [], []
+    for new, candidates, hidden in commits:
+        tokens.append(as_tokens(new, vocab_size))
+        packed.append((_packed(candidates, vocab_size, compiled), _packed_states(hidden)))
+    return CheckedCommits(tokens, None, packed)
 
 
 def _packed_together(sizes, tokens, last, previous, ids, probs) -> list[tuple[bytes, ...] | None]:

@@ -17,6 +17,7 @@ from redraft.client.outgoing import Commit
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import SessionClosedError
+from redraft.retrieval.provenance import PASSAGE_TOKENS, Origin
 from redraft.retrieval.tokens import as_count
 from redraft.v1.wire import pack_int32
 
@@ -62,7 +63,7 @@ class ClientSession:
 
     @property
     def tokens(self) -> np.ndarray:
-        """int32[length], prompt and output; a view that the next commit may overwrite."""
+        """int32[length], prompt and output; a view, not to be written to."""
         return self._tokens[: self._length]
 
     def draft(self, max_nodes: int | None = None, min_prob: float | None = None, proposal=None) -> DraftTree:
@@ -82,7 +83,7 @@ class ClientSession:
         Raises SessionClosedError after close, ValueError or TypeError for bad ids.
         """
         self.check_open()
-        self._client.commit_all([self], [(tokens, candidates, hidden)])
+        self._client.commit_session(self, tokens, candidates, hidden)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens only. Raises ValueError for a length beyond the present one."""
@@ -105,12 +106,14 @@ class ClientSession:
         if self.closed:
             raise SessionClosedError(f"session {self.id} is closed")
 
+    def origin(self, locate) -> Origin:
+        """What the provenance of a tree that the server drafts now can be found from."""
+        return Origin(self._tokens[max(0, self._length - PASSAGE_TOKENS + 1) : self._length], locate)
+
     # What follows is called by the client, which holds its lock.
 
-    def append(
-        self, tokens: np.ndarray, candidates: tuple[bytes, ...] | None = None, hidden: bytes | None = None
-    ) -> None:
-        """Add checked tokens to the history, and queue the commit if the server has the session."""
+    def append(self, tokens: np.ndarray) -> int:
+        """Add checked tokens to the history; returns its length before them."""
         start, end = self._length, self._length + len(tokens)
         if end > len(self._tokens):
             grown = np.empty(2 * end, np.int32)
@@ -118,11 +121,17 @@ class ClientSession:
             self._tokens = grown
         self._tokens[start:end] = tokens
         self._length = end
+        return start
+
+    def queue(self, start: int, candidates: tuple[bytes, ...] | None = None, hidden: bytes | None = None) -> None:
+        """Keep what was appended at `start`, with what came along, for the server, if that has the session."""
         if self.seat is not None:
-            self.seat.unsent.append(Commit(start, pack_int32(tokens), candidates, hidden))
+            tokens = pack_int32(self._tokens[start : self._length])
+            self.seat.unsent.append(Commit(start, tokens, candidates, hidden))
 
     def cut(self, length: int) -> None:
         """Shorten the history, and queue the truncation if the server has the session."""
+        self._tokens = self._tokens.copy()  # what is appended now must not overwrite what trees were drafted from
         self._length = length
         self.prompt_length = min(self.prompt_length, length)
         if self.seat is not None:

@@ -28,20 +28,20 @@ from dataclasses import replace
 import grpc
 import numpy as np
 
-from redraft.client.checked_commits import checked_commits
+from redraft.client.checked_commits import CheckedCommits, checked_commits
 from redraft.client.circuit_breaker import CircuitBreaker
 from redraft.client.client_session import ClientSession
 from redraft.client.client_stats import ClientStats
 from redraft.client.connection import Connection, Sent
 from redraft.client.connection_keeper import ConnectionKeeper
 from redraft.client.outgoing import Outgoing
-from redraft.client.replies import compile_checks, read_trees
+from redraft.client.replies import compile_checks, read_tree_batch, read_trees
 from redraft.client.seating import Seating, leave
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.errors import IndexFormatError, RedraftError
 from redraft.retrieval.ngram import NgramDrafter
-from redraft.retrieval.provenance import PASSAGE_TOKENS, Occurrence, Origin
+from redraft.retrieval.provenance import Occurrence
 from redraft.retrieval.state_map import StateMap, StateOrigin
 from redraft.retrieval.tokens import as_count, as_probability, as_tokens
 from redraft.v1 import drafting_pb2 as pb
@@ -162,8 +162,8 @@ class DraftClient:
             proposals.append(None if proposal is None else self.checked_proposal(proposal))
         if len(set(sessions)) != len(sessions):
             raise ValueError("step: a session may come only once in a batch")
-        self.commit_all(sessions, commits, posting=False)
-        return self.draft_for(sessions, None, None, proposals)
+        checked = checked_commits(commits, self._config.vocab_size, compiled=self._compiled.is_set())
+        return self.draft_for(sessions, None, None, proposals, checked)
 
     def load_index(self, path) -> None:
         """Let the server draft from one more index; `path` is one of its own machine."""
@@ -228,17 +228,14 @@ class DraftClient:
             return proposal.check(vocab_size=self._config.vocab_size)
         return as_tokens(proposal, self._config.vocab_size, what="proposal")
 
-    def commit_all(self, sessions, commits, posting: bool = True) -> None:
-        """Take in a commit of each session, all or none; raises TypeError or ValueError.
-
-        commits: (tokens, candidates, hidden) each. `posting`: those that wait for no draft are sent once there are many.
-        """
+    def commit_session(self, session: ClientSession, tokens, candidates, hidden) -> None:
+        """Take in a commit; raises TypeError or ValueError. Those that wait for no draft are sent once there are many."""
+        commits = [(tokens, candidates, hidden)]
         checked = checked_commits(commits, self._config.vocab_size, compiled=self._compiled.is_set())
         with self._lock:
-            for session, commit in zip(sessions, checked):
-                session.append(*commit)
-                if posting and session.seat is not None and len(session.seat.unsent) >= _POST_COMMITS:
-                    self._post_unsent(session)
+            session.queue(session.append(checked.tokens[0]), *checked.apart()[0])
+            if session.seat is not None and len(session.seat.unsent) >= _POST_COMMITS:
+                self._post_unsent(session)
 
     def truncate_session(self, session: ClientSession, length: int) -> None:
         with self._lock:
@@ -255,19 +252,32 @@ class DraftClient:
                 outgoing.send()
             leave(session)
 
-    def draft_for(self, sessions, max_nodes: int | None, min_prob: float | None, proposals) -> list[DraftTree]:
-        """One round: ask the server for a tree for each session, and draft for those that it does not answer."""
+    def draft_for(
+        self, sessions, max_nodes: int | None, min_prob: float | None, proposals, commits: CheckedCommits | None = None
+    ) -> list[DraftTree]:
+        """One round: take in a commit of each session, if there are any, ask the server for a tree for each, and draft
+        for those that it does not answer."""
         self._check_usable()
         max_nodes, min_prob = self._limits(max_nodes, min_prob)
         connection = self._keeper.current
         if connection is not None:
             connection.take_in()
+        sent, asked, reasons, patient = None, {}, [], False
         with self._lock:
             connection, obstacle = self._keeper.current, self._obstacle()
-            if obstacle is None:
-                sent, asked, reasons, patient = self._ask(sessions, max_nodes, min_prob, proposals)
-            else:
-                sent, asked, reasons = None, {}, [obstacle] * len(sessions)
+            together = obstacle is None and commits is not None and self._may_be_batched(sessions, proposals, commits)
+            if commits is not None:
+                starts = [session.append(tokens) for session, tokens in zip(sessions, commits.tokens)]
+            if together:
+                sent, asked, patient = self._ask_together(sessions, starts, commits.columns, max_nodes, min_prob)
+            if sent is None:
+                if commits is not None:
+                    for session, start, commit in zip(sessions, starts, commits.apart()):
+                        session.queue(start, *commit)
+                if obstacle is None:
+                    sent, asked, reasons, patient = self._ask(sessions, max_nodes, min_prob, proposals)
+                else:
+                    reasons = [obstacle] * len(sessions)
         found = {}
         if sent is not None:
             budget = connection.info.max_nodes if max_nodes is None else max_nodes
@@ -275,8 +285,9 @@ class DraftClient:
             reasons += failures
         self.stats.trees += len(sessions)
         self.stats.served += len(found)
-        if reasons:
-            self.stats.fallbacks.update(reasons)
+        if len(found) == len(sessions):
+            return [found[remote] for remote in asked]
+        self.stats.fallbacks.update(reasons)
         trees = {asked[remote]: tree for remote, tree in found.items()}
         return [
             trees[session] if session in trees else self._fall_back(session, max_nodes, min_prob, proposal)
@@ -294,6 +305,26 @@ class DraftClient:
         if not self._breaker.allows():
             return "paused"
         return None
+
+    def _may_be_batched(self, sessions, proposals, commits: CheckedCommits) -> bool:
+        """Whether these commits are all that the server has to be told, and it takes them in columns."""
+        connection = self._keeper.current
+        return (
+            commits.columns is not None
+            and connection.info.batches
+            and not any(proposal is not None for proposal in proposals)
+            and self._seating.is_up_to_date(connection, sessions)
+        )
+
+    def _ask_together(self, sessions, starts: list[int], columns: tuple, max_nodes, min_prob):
+        """Send one message with columns; as `_ask`, without reasons. None and nothing else done if it would be too large."""
+        outgoing = Outgoing(self._keeper.current)
+        seats = [session.seat for session in sessions]
+        remotes = [seat.remote for seat in seats]
+        if not outgoing.add_batch(remotes, starts, columns, max_nodes, min_prob):
+            return None, {}, False
+        patient = outgoing.total > _BULK_BYTES or not all(seat.ready for seat in seats)
+        return outgoing.send(), dict(zip(remotes, sessions)), patient
 
     def _ask(self, sessions, max_nodes, min_prob, proposals):
         """Send one message; returns it, the sessions asked for by remote id, reasons why not, and whether to be patient."""
@@ -335,14 +366,10 @@ class DraftClient:
             return {}, ["late"] * len(asked)
         if reply is None:
             return {}, ["lost"] * len(asked)
-        found = read_trees(
-            reply.trees,
-            asked,
-            budget,
-            self._config.vocab_size,
-            compiled=self._compiled.is_set(),
-            origin_of=lambda remote: self._origin(asked[remote]),
-        )
+        locate = self.locate
+        origins = {remote: session.origin(locate) for remote, session in asked.items()}
+        read, trees = (read_tree_batch, reply.tree_batch) if reply.HasField("tree_batch") else (read_trees, reply.trees)
+        found = read(trees, origins, budget, self._config.vocab_size, compiled=self._compiled.is_set())
         reasons = []
         if len(found) < len(asked):
             refused = {error.session_id for error in reply.errors}
@@ -353,12 +380,9 @@ class DraftClient:
         elif found:
             self._breaker.success()
         for remote in found:
-            asked[remote].retry.success()
+            if (retry := asked[remote].retry).failures:
+                retry.success()
         return found, reasons
-
-    def _origin(self, session: ClientSession) -> Origin:
-        """What the provenance of the server's tree can be found from."""
-        return Origin(session.tokens[1 - PASSAGE_TOKENS :].copy(), self.locate)
 
     def _fall_back(self, session: ClientSession, max_nodes, min_prob, proposal) -> DraftTree:
         """Draft without the server. Until the kernel is compiled there is only the caller's own proposal."""

@@ -86,6 +86,36 @@ class Outgoing:
         """Close session `remote`."""
         self._step(remote, 0).close.SetInParent()
 
+    def add_batch(self, remotes: list[int], starts: list[int], columns: tuple, max_nodes, min_prob) -> bool:
+        """Commit to, and ask trees for, the sessions `remotes`; False, and nothing is done, if that does not fit in a message.
+
+        starts: the sessions' lengths before. columns: as in `CheckedCommits`.
+        """
+        sizes, *arrays = columns
+        size = sum([array.nbytes for array in arrays]) + _STEP_BYTES * len(remotes)
+        if not self.fits(size):
+            return False
+        self._make_room(size)
+        lengths, rows, numbers = zip(*sizes)
+        commits = self._request.commit_batch
+        commits.session_ids.extend(remotes)
+        commits.starts.extend(starts)
+        commits.lengths.extend(lengths)
+        commits.rows.extend(rows)
+        commits.widths.extend([number // row if row else 0 for number, row in zip(numbers, rows)])
+        tokens, last, previous, ids, probs = arrays
+        commits.tokens = pack_int32(tokens)
+        candidates = commits.candidates
+        candidates.tokens, candidates.previous = pack_int32(last), pack_int32(previous)
+        candidates.ids, candidates.probs = pack_int32(ids), pack_float32(probs)
+        drafts = self._request.draft_batch
+        drafts.session_ids.extend(remotes)
+        if max_nodes is not None:
+            drafts.max_nodes = max_nodes
+        if min_prob is not None:
+            drafts.min_prob = min_prob
+        return True
+
     def add_drafts(self, drafts, max_nodes: int | None, min_prob: float | None) -> None:
         """Ask for trees, all in one message. drafts: (seat, proposal) each, a proposal as for `Session.draft`."""
         self._make_room(sum([_STEP_BYTES + (0 if proposal is None else 12 * len(proposal)) for _, proposal in drafts]))
@@ -103,7 +133,7 @@ class Outgoing:
 
     def send(self) -> Sent | None:
         """Send what is left; None if there is nothing."""
-        if not self._request.steps:
+        if not self._size:
             return None
         sent = self.connection.send(self._request, self._opened)
         self._start()

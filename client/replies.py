@@ -14,24 +14,23 @@ import numpy as np
 from redraft.retrieval.candidates import NO_LIMIT, Candidates
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.retrieval.kernel import kernel
+from redraft.retrieval.provenance import Origin
 from redraft.retrieval.state_map import StateMap, StateOrigin
 from redraft.v1.wire import unpack_float32, unpack_int32
 
-__all__ = ["compile_checks", "read_states", "read_trees"]
+__all__ = ["compile_checks", "read_states", "read_tree_batch", "read_trees"]
 
 _log = logging.getLogger("redraft.client")
 
 _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 
 
-def read_trees(
-    messages, asked, max_nodes: int, vocab_size: int | None, *, compiled: bool, origin_of=lambda remote: None
-) -> dict[int, DraftTree]:
+def read_trees(messages, asked: dict[int, Origin | None], max_nodes: int, vocab_size: int | None, *, compiled: bool):
     """The trees of a reply by session id, those that keep every promise of `DraftTree`; the others are left out.
 
-    `asked`: ids of the sessions that were asked for, with at most `max_nodes` nodes each. A session's second tree in one
-    reply, and a tree for a session that was not asked for, are left out, too. `compiled`: `compile_checks` has been
-    called; nobody waits for the compiler here. `origin_of(id)`: what the tree's provenance can be found from.
+    `asked`: the sessions that were asked for, with at most `max_nodes` nodes each, and what the provenance of their trees
+    can be found from. A session's second tree in one reply, and a tree for a session that was not asked for, are left out,
+    too. `compiled`: `compile_checks` has been called; nobody waits for the compiler here.
     """
     due, remotes, fields, sizes, regular = set(asked), [], [], [], compiled
     for message in messages:
@@ -47,19 +46,57 @@ def read_trees(
     if not remotes:
         return {}
     if regular and max(sizes) <= max_nodes:
-        # joined in a bytearray, so that the arrays belong to the caller and may be written to
-        tokens, parents, probs, sources = (bytearray().join(column) for column in zip(*fields))
-        tokens, parents = np.frombuffer(tokens, _INT32), np.frombuffer(parents, _INT32)
-        probs, sources = np.frombuffer(probs, _FLOAT32), np.frombuffer(sources, np.uint8)
-        limit = NO_LIMIT if vocab_size is None else vocab_size
-        if _all_sound(tokens, parents, probs, np.array(sizes, np.int64), limit):
-            trees, start = {}, 0
-            for remote, size in zip(remotes, sizes):
-                cut = slice(start, start + size)
-                trees[remote] = DraftTree(tokens[cut], parents[cut], probs[cut], sources[cut], origin_of(remote))
-                start += size
+        trees = _trees_together(remotes, sizes, map(bytearray().join, zip(*fields)), vocab_size, asked)
+        if trees is not None:
             return trees
-    return _sound_ones(zip(remotes, fields), max_nodes, vocab_size, origin_of)
+    return _sound_ones(zip(remotes, fields), max_nodes, vocab_size, asked)
+
+
+def read_tree_batch(batch, asked: dict[int, Origin | None], max_nodes: int, vocab_size: int | None, *, compiled: bool):
+    """The same for a `TreeBatch`; where its columns do not fit each other, none of its trees is to be trusted."""
+    remotes, sizes, sources = list(batch.session_ids), list(batch.sizes), batch.sources
+    fields = batch.tokens, batch.parents, batch.probs, sources
+    nodes = sum(sizes)
+    if len(sizes) != len(remotes) or [len(field) for field in fields] != [4 * nodes, 4 * nodes, 4 * nodes, nodes]:
+        return {}
+    due = set(asked)
+    if (
+        compiled
+        and due.issuperset(remotes)
+        and len(set(remotes)) == len(remotes)
+        and max(sizes, default=0) <= max_nodes
+    ):
+        trees = _trees_together(remotes, sizes, map(bytearray, fields), vocab_size, asked)
+        if trees is not None:
+            return trees
+    answers, start = [], 0
+    for remote, size in zip(remotes, sizes):
+        if remote in due:
+            due.remove(remote)
+            four = slice(4 * start, 4 * (start + size))
+            answers.append((remote, (*[field[four] for field in fields[:3]], sources[start : start + size])))
+        start += size
+    return _sound_ones(answers, max_nodes, vocab_size, asked)
+
+
+def _trees_together(remotes, sizes, columns, vocab_size: int | None, asked) -> dict[int, DraftTree] | None:
+    """The trees cut from `columns`: tokens, parents, probs, sources of all, of lengths that fit. None if one is broken.
+
+    The columns are bytearrays, so that the arrays belong to the caller and may be written to.
+    """
+    tokens, parents, probs, sources = columns
+    tokens, parents = np.frombuffer(tokens, _INT32), np.frombuffer(parents, _INT32)
+    probs, sources = np.frombuffer(probs, _FLOAT32), np.frombuffer(sources, np.uint8)
+    if not _all_sound(
+        tokens, parents, probs, np.array(sizes, np.int64), NO_LIMIT if vocab_size is None else vocab_size
+    ):
+        return None
+    trees, start = {}, 0
+    for remote, size in zip(remotes, sizes):
+        cut = slice(start, start + size)
+        trees[remote] = DraftTree(tokens[cut], parents[cut], probs[cut], sources[cut], asked[remote])
+        start += size
+    return trees
 
 
 def read_states(info) -> tuple[StateMap, StateOrigin] | None:
@@ -79,7 +116,9 @@ def read_states(info) -> tuple[StateMap, StateOrigin] | None:
 def compile_checks() -> None:
     """Compile the checks of a batch's trees and of candidates, so that they may be used."""
     _all_sound(np.zeros(1, _INT32), np.full(1, -1, _INT32), np.ones(1, _FLOAT32), np.ones(1, np.int64), 1)
-    Candidates(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)).sound()
+    Candidates(
+        np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)
+    ).sound()
 
 
 @kernel
@@ -106,7 +145,7 @@ def _all_sound(tokens, parents, probs, sizes, vocab_size):
     return True
 
 
-def _sound_ones(answers, max_nodes: int, vocab_size: int | None, origin_of) -> dict[int, DraftTree]:
+def _sound_ones(answers, max_nodes: int, vocab_size: int | None, asked) -> dict[int, DraftTree]:
     trees = {}
     for remote, (tokens, parents, probs, sources) in answers:
         try:
@@ -115,7 +154,7 @@ def _sound_ones(answers, max_nodes: int, vocab_size: int | None, origin_of) -> d
                 unpack_int32(parents, "parents"),
                 unpack_float32(probs, "probs"),
                 np.frombuffer(sources, np.uint8),
-                origin_of(remote),
+                asked[remote],
             )
             trees[remote] = tree.check(vocab_size=vocab_size, max_nodes=max_nodes)
         except ValueError:

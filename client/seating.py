@@ -13,6 +13,7 @@ import logging
 
 from redraft.client.client_session import ClientSession, Seat
 from redraft.client.client_stats import ClientStats
+from redraft.client.connection import Connection
 from redraft.client.outgoing import Commit, Outgoing
 from redraft.client.replies import read_states
 from redraft.retrieval.state_map import StateMap, StateOrigin
@@ -44,6 +45,14 @@ class Seating:
         """Take the map for hidden states from what a server says of itself, unless there is one already."""
         if self.states is None:
             self.states, self._states_sent = read_states(info), info.state_map
+
+    def is_up_to_date(self, connection: Connection, sessions) -> bool:
+        """Whether the server knows all of these sessions up to their last commit, and answers for them."""
+        for session in sessions:
+            seat = session.seat
+            if seat is None or seat.connection is not connection or seat.unsent or (seat.reopened and not seat.ready):
+                return False
+        return True
 
     def bring_up_to_date(self, outgoing: Outgoing, session: ClientSession) -> str | None:
         """Tell the server all of a session that it does not know; returns why the session cannot draft now."""

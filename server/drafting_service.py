@@ -98,6 +98,7 @@ class DraftingService(rpc.DraftingServiceServicer):
             hidden_size=self.drafter.hidden_size,
             state_map=_state_map(self.drafter.states),
             plain_socket=self.plain_socket,
+            batches=True,
         )
 
     async def Locate(self, request, context):

@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from redraft.retrieval.draft_tree import DraftTree, Source
 from redraft.retrieval.errors import SessionClosedError
 from redraft.server.session_table import HeldSession, StreamSessions
+from redraft.server.step_columns import check_once_each, commit_steps, read_commits, write_trees
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1.wire import join_float32, join_int32, pack_float32, pack_int32, unpack_float32, unpack_int32
 
@@ -27,6 +29,7 @@ __all__ = ["Activity", "StepError", "answer", "close_quietly", "expected_microse
 _log = logging.getLogger("redraft.server")
 
 
+_NO_TREES = [np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint8)]
 SEARCH_MICROSECONDS = 500.0  # what a state asks for may take, on a bad day: so it is done beside the event loop
 
 
@@ -60,19 +63,34 @@ class Activity:
         self.by_seconds[bisect_left(self.SECONDS, seconds)] += 1
 
 
-def read_steps(message) -> list[tuple[int, str, object]]:
-    """(session id, name of the action, its fields) of every step of a DecodeRequest or StepRequest."""
+class Asked(NamedTuple):
+    """What a message asks for, in this order: steps (session id, name of the action, its fields); a CommitBatch; a DraftBatch."""
+
+    steps: list[tuple[int, str, object]]
+    commits: object | None = None
+    drafts: object | None = None
+
+
+def read_steps(message) -> Asked:
+    """What a DecodeRequest or StepRequest asks for."""
     steps = []
     for step in message.steps:
         action = step.WhichOneof("action")
         steps.append((step.session_id, action, getattr(step, action) if action else None))
-    return steps
+    if isinstance(message, pb.StepRequest):
+        return Asked(steps)
+    commits = message.commit_batch if message.HasField("commit_batch") else None
+    return Asked(steps, commits, message.draft_batch if message.HasField("draft_batch") else None)
 
 
-def expected_microseconds(stream: StreamSessions, steps) -> float:
+def expected_microseconds(stream: StreamSessions, asked: Asked) -> float:
     """About how long the steps will take: measured on one machine, good enough to tell the short from the long."""
-    expected = 40.0 * len(steps)
-    for session_id, action, fields in steps:
+    expected = 40.0 * len(asked.steps)
+    if asked.commits is not None:
+        expected += 40.0 * len(asked.commits.session_ids) + 1.5 * (len(asked.commits.tokens) // 4)
+    if asked.drafts is not None:
+        expected += 40.0 * len(asked.drafts.session_ids)
+    for session_id, action, fields in asked.steps:
         if action == "commit":
             expected += 1.5 * (len(fields.tokens) // 4) + (SEARCH_MICROSECONDS if fields.hidden else 0.0)
         elif action == "open":
@@ -84,19 +102,25 @@ def expected_microseconds(stream: StreamSessions, steps) -> float:
     return expected
 
 
-def answer(drafter, stream: StreamSessions, steps, reply, activity: Activity, beside: Executor | None = None) -> None:
-    """Do `steps` (from `read_steps`) for the sessions of `stream`; add to `reply.trees` and `reply.errors`.
+def answer(
+    drafter, stream: StreamSessions, asked: Asked, reply, activity: Activity, beside: Executor | None = None
+) -> None:
+    """Do what is `asked` (from `read_steps`) for the sessions of `stream`; add trees and errors to `reply`.
 
     Commits, or drafts, that follow each other are one call of the drafter. `beside`: where it may do half of the drafts.
     """
     message = _Message(drafter, stream, reply, activity, beside)
-    for action, run in _runs(steps):
+    for action, run in _runs(asked.steps):
         if action == "commit":
             message.commit(run)
         elif action == "draft":
             message.draft(run)
         else:
             message.do(action, run)
+    if asked.commits is not None:
+        message.commit_batch(asked.commits)
+    if asked.drafts is not None:
+        message.draft_batch(asked.drafts)
 
 
 class _Message:
@@ -124,12 +148,41 @@ class _Message:
                 ids.append(session_id)
                 sessions.append(session)
                 parts.append(arrays)
-        if not ids:
-            return
-        try:
+        if ids:
             *int32, probs = zip(*parts)
             states = states if any(state is not None for state in states) else None
-            answers = self._drafter.commit_joined(sessions, sizes, *map(join_int32, int32), join_float32(probs), states)
+            self._commit(ids, sessions, sizes, *map(join_int32, int32), join_float32(probs), states)
+
+    def commit_batch(self, batch) -> None:
+        """Commit to the sessions of a CommitBatch; where one of them cannot be committed to, as though by steps."""
+        try:
+            columns = read_commits(batch)
+        except ValueError as error:
+            self._report_all(batch.session_ids, "commit", error)
+            return
+        sessions = self._sessions_at(columns.ids, columns.starts)
+        if sessions is None:
+            self.commit(commit_steps(columns))
+        elif sessions:
+            self._commit(columns.ids, sessions, columns.sizes, *columns.arrays())
+
+    def _sessions_at(self, ids: list[int], lengths: list[int]) -> list | None:
+        """The drafter's sessions, all of them in use and of these lengths; None if one is not."""
+        held_by, now, sessions = self._stream.sessions, self._stream.table.clock(), []
+        if not self._failed.isdisjoint(ids):
+            return None
+        for session_id, length in zip(ids, lengths):
+            held = held_by.get(session_id)
+            if held is None or held.session.closed or held.session.length != length:
+                return None
+            held.last_used = now
+            sessions.append(held.session)
+        return sessions
+
+    def _commit(self, ids, sessions, sizes, *arrays) -> None:
+        """Commit joined arrays, as `Drafter.commit_joined` takes them."""
+        try:
+            answers = self._drafter.commit_joined(sessions, sizes, *arrays)
         except Exception as error:  # noqa: BLE001 - the state of all these sessions is unknown, others go on
             answers = [error] * len(ids)
         for session_id, size, error in zip(ids, sizes, answers):
@@ -139,7 +192,7 @@ class _Message:
                 self._activity.committed_tokens += size[0]
 
     def draft(self, run) -> None:
-        """Draft for the sessions of a run."""
+        """Draft for the sessions of a run, a tree in a message of its own for each."""
         ids, requests = [], []
         for session_id, fields in run:
             if session_id not in self._failed:
@@ -148,21 +201,10 @@ class _Message:
                     ids.append(session_id)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the other sessions go on
                     self._report(session_id, "draft", error)
-        if not ids:
-            return
-        try:
-            places, *arrays = self._drafter.draft_joined(requests, self._beside)
-        except Exception as error:  # noqa: BLE001 - the state of all these sessions is unknown, others go on
-            places, arrays = [error] * len(ids), [np.empty(0)] * 4
-        tokens, parents, probs, sources = arrays
+        ids, places, (tokens, parents, probs, sources) = self._draft(ids, requests)
         tokens, parents, probs = pack_int32(tokens), pack_int32(parents), pack_float32(probs)
         sources, add = sources.tobytes(), self._reply.trees.add
-        trees = nodes = 0
-        for session_id, place in zip(ids, places):
-            if isinstance(place, Exception):
-                self._report(session_id, "draft", place)
-                continue
-            begin, end = place
+        for session_id, (begin, end) in zip(ids, places):
             four = slice(4 * begin, 4 * end)
             add(
                 session_id=session_id,
@@ -171,10 +213,47 @@ class _Message:
                 probs=probs[four],
                 sources=sources[begin:end],
             )
-            trees += 1
-            nodes += end - begin
-        self._activity.trees += trees
-        self._activity.nodes += nodes
+
+    def draft_batch(self, batch) -> None:
+        """Draft for the sessions of a DraftBatch; all trees go into one TreeBatch."""
+        trees = self._reply.tree_batch
+        trees.SetInParent()
+        try:
+            check_once_each("draft_batch", batch.session_ids)
+        except ValueError as error:
+            self._report_all(batch.session_ids, "draft", error)
+            return
+        limits = _limits(batch)
+        ids, requests = [], []
+        for session_id in batch.session_ids:
+            if session_id not in self._failed:
+                try:
+                    requests.append((_session(self._stream, session_id), *limits, None))
+                    ids.append(session_id)
+                except StepError as error:
+                    self._report(session_id, "draft", error)
+        ids, places, arrays = self._draft(ids, requests)
+        if ids:
+            write_trees(trees, ids, places, *arrays)
+
+    def _draft(self, ids, requests) -> tuple[list[int], list[tuple[int, int]], list[np.ndarray]]:
+        """The sessions that could be drafted for, where each one's tree stands in the arrays of all, and these."""
+        if not ids:
+            return [], [], _NO_TREES
+        try:
+            places, *arrays = self._drafter.draft_joined(requests, self._beside)
+        except Exception as error:  # noqa: BLE001 - the state of all these sessions is unknown, others go on
+            places, arrays = [error] * len(ids), _NO_TREES
+        drafted = [], []
+        for session_id, place in zip(ids, places):
+            if isinstance(place, Exception):
+                self._report(session_id, "draft", place)
+            else:
+                drafted[0].append(session_id)
+                drafted[1].append(place)
+                self._activity.nodes += place[1] - place[0]
+        self._activity.trees += len(drafted[0])
+        return *drafted, arrays
 
     def do(self, action: str, run) -> None:
         """Open, truncate or close the sessions of a run, one by one."""
@@ -187,6 +266,12 @@ class _Message:
                     _ACTIONS[action](self._drafter, self._stream, session_id, fields, self._activity)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the other sessions go on
                     self._report(session_id, action, error)
+
+    def _report_all(self, ids, action: str, error: Exception) -> None:
+        """Report the error of every session that has not failed yet."""
+        for session_id in dict.fromkeys(ids):
+            if session_id not in self._failed:
+                self._report(session_id, action, error)
 
     def _report(self, session_id: int, action: str, error: Exception) -> None:
         """Add an error to the reply; a session that failed for no fault of the caller's is dropped."""
@@ -270,9 +355,15 @@ def _truncate(drafter, stream: StreamSessions, session_id: int, fields, activity
 def _draft_request(stream: StreamSessions, session_id: int, fields) -> tuple:
     """The request of `Drafter.draft_joined`."""
     session = _session(stream, session_id)
-    max_nodes = fields.max_nodes if fields.HasField("max_nodes") else None
-    min_prob = fields.min_prob if fields.HasField("min_prob") else None
-    return session, max_nodes, min_prob, _proposal(fields.proposal) if fields.HasField("proposal") else None
+    return session, *_limits(fields), _proposal(fields.proposal) if fields.HasField("proposal") else None
+
+
+def _limits(fields) -> tuple[int | None, float | None]:
+    """max_nodes and min_prob of a DraftStep or DraftBatch, None where they are not set."""
+    return (
+        fields.max_nodes if fields.HasField("max_nodes") else None,
+        fields.min_prob if fields.HasField("min_prob") else None,
+    )
 
 
 def _close(drafter, stream: StreamSessions, session_id: int, fields, activity: Activity) -> None:

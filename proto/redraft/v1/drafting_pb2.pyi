@@ -24,22 +24,28 @@ SESSION_ERROR_CODE_TOO_MANY_SESSIONS: SessionErrorCode
 SESSION_ERROR_CODE_INTERNAL: SessionErrorCode
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("step", "steps")
+    __slots__ = ("step", "steps", "commit_batch", "draft_batch")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_BATCH_FIELD_NUMBER: _ClassVar[int]
     step: int
     steps: _containers.RepeatedCompositeFieldContainer[SessionStep]
-    def __init__(self, step: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[SessionStep, _Mapping]]] = ...) -> None: ...
+    commit_batch: CommitBatch
+    draft_batch: DraftBatch
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[SessionStep, _Mapping]]] = ..., commit_batch: _Optional[_Union[CommitBatch, _Mapping]] = ..., draft_batch: _Optional[_Union[DraftBatch, _Mapping]] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
-    __slots__ = ("step", "trees", "errors")
+    __slots__ = ("step", "trees", "errors", "tree_batch")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TREES_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
+    TREE_BATCH_FIELD_NUMBER: _ClassVar[int]
     step: int
     trees: _containers.RepeatedCompositeFieldContainer[DraftTree]
     errors: _containers.RepeatedCompositeFieldContainer[SessionError]
-    def __init__(self, step: _Optional[int] = ..., trees: _Optional[_Iterable[_Union[DraftTree, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SessionError, _Mapping]]] = ...) -> None: ...
+    tree_batch: TreeBatch
+    def __init__(self, step: _Optional[int] = ..., trees: _Optional[_Iterable[_Union[DraftTree, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SessionError, _Mapping]]] = ..., tree_batch: _Optional[_Union[TreeBatch, _Mapping]] = ...) -> None: ...
 
 class StepRequest(_message.Message):
     __slots__ = ("steps",)
@@ -103,6 +109,34 @@ class Candidates(_message.Message):
     probs: bytes
     def __init__(self, tokens: _Optional[bytes] = ..., previous: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., probs: _Optional[bytes] = ...) -> None: ...
 
+class CommitBatch(_message.Message):
+    __slots__ = ("session_ids", "starts", "lengths", "rows", "widths", "tokens", "candidates")
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WIDTHS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    widths: _containers.RepeatedScalarFieldContainer[int]
+    tokens: bytes
+    candidates: Candidates
+    def __init__(self, session_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., widths: _Optional[_Iterable[int]] = ..., tokens: _Optional[bytes] = ..., candidates: _Optional[_Union[Candidates, _Mapping]] = ...) -> None: ...
+
+class DraftBatch(_message.Message):
+    __slots__ = ("session_ids", "max_nodes", "min_prob")
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    MIN_PROB_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_nodes: int
+    min_prob: float
+    def __init__(self, session_ids: _Optional[_Iterable[int]] = ..., max_nodes: _Optional[int] = ..., min_prob: _Optional[float] = ...) -> None: ...
+
 class TruncateStep(_message.Message):
     __slots__ = ("length",)
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +181,22 @@ class DraftTree(_message.Message):
     sources: bytes
     def __init__(self, session_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., probs: _Optional[bytes] = ..., sources: _Optional[bytes] = ...) -> None: ...
 
+class TreeBatch(_message.Message):
+    __slots__ = ("session_ids", "sizes", "tokens", "parents", "probs", "sources")
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    tokens: bytes
+    parents: bytes
+    probs: bytes
+    sources: bytes
+    def __init__(self, session_ids: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., probs: _Optional[bytes] = ..., sources: _Optional[bytes] = ...) -> None: ...
+
 class SessionError(_message.Message):
     __slots__ = ("session_id", "code", "message")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -162,7 +212,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "vocab_size", "max_nodes", "tokenizer_fingerprint", "index_paths", "max_message_bytes", "max_sessions", "open_sessions", "idle_seconds", "hidden_size", "state_map", "plain_socket")
+    __slots__ = ("version", "vocab_size", "max_nodes", "tokenizer_fingerprint", "index_paths", "max_message_bytes", "max_sessions", "open_sessions", "idle_seconds", "hidden_size", "state_map", "plain_socket", "batches")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +225,7 @@ class GetInfoResponse(_message.Message):
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     STATE_MAP_FIELD_NUMBER: _ClassVar[int]
     PLAIN_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
     version: str
     vocab_size: int
     max_nodes: int
@@ -187,7 +238,8 @@ class GetInfoResponse(_message.Message):
     hidden_size: int
     state_map: StateMap
     plain_socket: str
-    def __init__(self, version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., index_paths: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., open_sessions: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., hidden_size: _Optional[int] = ..., state_map: _Optional[_Union[StateMap, _Mapping]] = ..., plain_socket: _Optional[str] = ...) -> None: ...
+    batches: bool
+    def __init__(self, version: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_nodes: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., index_paths: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., open_sessions: _Optional[int] = ..., idle_seconds: _Optional[float] = ..., hidden_size: _Optional[int] = ..., state_map: _Optional[_Union[StateMap, _Mapping]] = ..., plain_socket: _Optional[str] = ..., batches: bool = ...) -> None: ...
 
 class StateMap(_message.Message):
     __slots__ = ("numbers", "width", "model", "weights_sha256", "dtype", "layer")
