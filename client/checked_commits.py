@@ -44,18 +44,29 @@ def checked_commits(commits, vocab_size: int | None, *, compiled: bool) -> Check
     compiled; nobody waits for the compiler here.
     """
     if compiled and len(commits) > 1:
-        arrays = joined([commit[:2] for commit in commits], vocab_size)
+        arrays = _together(commits, vocab_size)
         if arrays is not None:
-            tokens = [commit[0] for commit in commits]
+            tokens, columns = arrays
             if all(commit[2] is None for commit in commits):
-                return CheckedCommits(tokens, arrays)
+                return CheckedCommits(tokens, columns)
             states = [_packed_states(commit[2]) for commit in commits]
-            return CheckedCommits(tokens, None, list(zip(_packed_together(*arrays), states)))
+            return CheckedCommits(tokens, None, list(zip(_packed_together(*columns), states)))
     tokens, packed = [], []
     for new, candidates, hidden in commits:
         tokens.append(as_tokens(new, vocab_size))
         packed.append((_packed(candidates, vocab_size, compiled), _packed_states(hidden)))
     return CheckedCommits(tokens, None, packed)
+
+
+def _together(commits, vocab_size: int | None) -> tuple[list[np.ndarray], tuple] | None:
+    """The tokens of each commit, and sizes and arrays of all; None where something is wrong, to be named by who looks at
+    each, or has to be converted (lists of tokens are, here, as generate loops bring them)."""
+    try:
+        tokens = [new if type(new) is np.ndarray else as_tokens(new, vocab_size) for new, *_ in commits]
+    except (TypeError, ValueError):
+        return None
+    columns = joined([(new, commit[1]) for new, commit in zip(tokens, commits)], vocab_size)
+    return None if columns is None else (tokens, columns)
 
 
 def _packed_together(sizes, tokens, last, previous, ids, probs) -> list[tuple[bytes, ...] | None]:

@@ -147,7 +147,8 @@ def _all_sound(tokens, parents, probs, sizes, vocab_size):
 
 def _sound_ones(answers, max_nodes: int, vocab_size: int | None, asked) -> dict[int, DraftTree]:
     trees = {}
-    for remote, (tokens, parents, probs, sources) in answers:
+    for remote, fields in answers:
+        tokens, parents, probs, sources = map(bytearray, fields)  # as in `_trees_together`
         try:
             tree = DraftTree(
                 unpack_int32(tokens, "tokens"),

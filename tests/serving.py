@@ -131,9 +131,9 @@ class RawStream:
         self.call = self.stub.Decode(iter(self._outgoing.get, None))
         self._step = 0
 
-    def ask(self, *steps: pb.SessionStep) -> pb.DecodeResponse:
+    def ask(self, *steps: pb.SessionStep, **batches) -> pb.DecodeResponse:
         self._step += 1
-        self._outgoing.put(pb.DecodeRequest(step=self._step, steps=steps))
+        self._outgoing.put(pb.DecodeRequest(step=self._step, steps=steps, **batches))
         reply = next(self.call)
         assert reply.step == self._step
         return reply

@@ -31,7 +31,7 @@ def a_commit(rng: random.Random) -> tuple:
 def plain(checked) -> list:
     return [
         (tokens.tolist(), candidates if candidates and any(candidates) else None, hidden)
-        for tokens, candidates, hidden in checked
+        for tokens, (candidates, hidden) in zip(checked.tokens, checked.apart(), strict=True)
     ]
 
 
@@ -41,10 +41,34 @@ def test_a_batch_is_packed_as_each_alone(seed):
     rng = random.Random(seed)
     commits = [a_commit(rng) for _ in range(rng.randint(2, 9))]
     together = checked_commits(commits, VOCABULARY, compiled=True)
-    alone = [checked_commits([commit], VOCABULARY, compiled=True)[0] for commit in commits]
-    assert plain(together) == plain(alone) == plain(checked_commits(commits, VOCABULARY, compiled=False))
+    alone = [plain(checked_commits([commit], VOCABULARY, compiled=True))[0] for commit in commits]
+    assert plain(together) == alone == plain(checked_commits(commits, VOCABULARY, compiled=False))
     loose = [(tokens.tolist(), candidates, hidden) for tokens, candidates, hidden in commits]
-    assert plain(checked_commits(loose, VOCABULARY, compiled=True)) == plain(alone)
+    assert plain(checked_commits(loose, VOCABULARY, compiled=True)) == alone
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_columns_hold_what_each_commit_brings(seed):
+    compile_checks()
+    rng = random.Random(seed)
+    commits = [a_commit(rng) for _ in range(rng.randint(2, 9))]
+    regular = all(
+        hidden is None and all(array.flags.c_contiguous for array in (vars(candidates).values() if candidates else ()))
+        for _, candidates, hidden in commits
+    )
+    for given in (commits, [(tokens.tolist(), candidates, hidden) for tokens, candidates, hidden in commits]):
+        columns = checked_commits(given, VOCABULARY, compiled=True).columns
+        assert (columns is not None) is regular
+        if columns is None:
+            continue
+        sizes, tokens, *opinions = columns
+        there = [candidates for _, candidates, _ in commits if candidates is not None]
+        assert [length for length, _, _ in sizes] == [len(tokens) for tokens, _, _ in commits]
+        assert [rows for _, rows, _ in sizes] == [0 if c is None else len(c.tokens) for _, c, _ in commits]
+        assert [numbers for _, _, numbers in sizes] == [0 if c is None else c.ids.size for _, c, _ in commits]
+        assert tokens.tolist() == [token for tokens, _, _ in commits for token in tokens]
+        for name, array in zip(("tokens", "previous", "ids", "probs"), opinions, strict=True):
+            assert array.tolist() == [value for c in there for value in getattr(c, name).ravel().tolist()]
 
 
 GOOD = Candidates.checked([1, 2], [-1, 1], [[3], [4]], [[0.5], [0.5]])
@@ -81,6 +105,6 @@ def test_nobody_waits_for_the_compiler(monkeypatch):
 
     monkeypatch.setattr("redraft.retrieval.candidates.all_sound", compiling)
     commits = [(np.array([token], np.int32), GOOD, None) for token in (1, 2)]
-    assert len(checked_commits(commits, VOCABULARY, compiled=False)) == 2
+    assert len(checked_commits(commits, VOCABULARY, compiled=False).tokens) == 2
     with pytest.raises(AssertionError, match="a kernel was called"):
         checked_commits(commits, VOCABULARY, compiled=True)

@@ -240,10 +240,13 @@ WILD_ANSWERS = {
 
 
 @contextlib.contextmanager
-def wild_server(listen: str, answer):
-    """A server that answers each message of a stream, plain where it listens on a Unix socket, with the bytes `answer(request)`."""
+def wild_server(listen: str, answer, **says):
+    """A server that answers each message of a stream, plain where it listens on a Unix socket, with the bytes `answer(request)`.
+
+    says: more fields of its GetInfoResponse.
+    """
     path = listen.removeprefix("unix:") + ".plain" if listen.startswith("unix:") else None
-    info = pb.GetInfoResponse(vocab_size=64, max_nodes=32, max_message_bytes=4 << 20)
+    info = pb.GetInfoResponse(vocab_size=64, max_nodes=32, max_message_bytes=4 << 20, **says)
     info.plain_socket = "" if path is None else path.rpartition("/")[2]
 
     def decode(requests, context):

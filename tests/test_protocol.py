@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_drafter import BROKEN, VOCAB_SIZE, tree_of
 
-from redraft.client.replies import compile_checks
+from redraft.client.replies import compile_checks, read_tree_batch
 from redraft.client.replies import read_trees as read_trees_of_reply
 from redraft.retrieval.draft_tree import DraftTree
 from redraft.v1 import drafting_pb2 as pb
@@ -24,12 +24,36 @@ PROTO = Path(__file__).resolve().parent.parent / "proto" / "redraft" / "v1"
 
 
 def read_trees(messages, asked, vocab_size, budget=32):
-    """With the kernel and without it: the answer is the same."""
+    """As messages and as a batch, with the kernel and without it: the answer is the same."""
     compile_checks()
+    asked = dict.fromkeys(asked)
     trees = read_trees_of_reply(messages, asked, budget, vocab_size, compiled=True)
-    others = read_trees_of_reply(messages, asked, budget, vocab_size, compiled=False)
-    assert trees.keys() == others.keys()
+    answers = [read_trees_of_reply(messages, asked, budget, vocab_size, compiled=False)]
+    if all(len(m.tokens) == len(m.parents) == len(m.probs) == 4 * len(m.sources) for m in messages):
+        batch = batch_of(messages)
+        answers += [read_tree_batch(batch, asked, budget, vocab_size, compiled=compiled) for compiled in (True, False)]
+    for others in answers:
+        assert trees.keys() == others.keys()
+        for number, tree in others.items():
+            assert [array.tolist() for array in arrays_of(tree)] == [array.tolist() for array in arrays_of(trees[number])]
+            tree.tokens[:] = 0  # the caller may write to what it gets
     return trees
+
+
+def arrays_of(tree) -> list:
+    return [getattr(tree, name) for name in ("tokens", "parents", "probs", "sources")]
+
+
+def batch_of(messages) -> pb.TreeBatch:
+    """The same trees in columns."""
+    return pb.TreeBatch(
+        session_ids=[message.session_id for message in messages],
+        sizes=[len(message.sources) for message in messages],
+        **{
+            name: b"".join(getattr(message, name) for message in messages)
+            for name in ("tokens", "parents", "probs", "sources")
+        },
+    )
 
 
 def message_of(tree: DraftTree, session_id: int = 1) -> pb.DraftTree:
@@ -84,6 +108,33 @@ def test_arrays_of_unequal_length_are_left_out(field):
     assert read_trees([message], [1], VOCAB_SIZE) == {}
     setattr(message, field, getattr(message, field)[:-3])
     assert read_trees([message], [1], VOCAB_SIZE) == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"session_ids": [1, 2]},
+        {"session_ids": [1, 2, 3, 4]},
+        {"sizes": [3, 3]},
+        {"sizes": [3, 3, 4]},
+        {"sizes": [3, 3, 2]},
+        {"sizes": [3, 3, 2**32 - 1]},
+        {"sizes": []},
+        {"tokens": b"\0" * 40},
+        {"parents": b"\xff" * 35},
+        {"probs": b""},
+        {"sources": b"\0" * 8},
+    ],
+)
+def test_columns_that_do_not_fit_each_other_bring_no_tree(change):
+    messages = [message_of(tree_of([1, 2, 3], [-1, 0, 0]), number) for number in (1, 2, 3)]
+    sound = {name.name: value for name, value in batch_of(messages).ListFields()}
+    compile_checks()
+    for compiled in (True, False):
+        found = read_tree_batch(pb.TreeBatch(**sound), dict.fromkeys([1, 2, 3]), 32, VOCAB_SIZE, compiled=compiled)
+        assert list(found) == [1, 2, 3]
+        broken = pb.TreeBatch(**{**sound, **change})
+        assert read_tree_batch(broken, dict.fromkeys([1, 2, 3]), 32, VOCAB_SIZE, compiled=compiled) == {}
 
 
 def test_trees_nobody_asked_for_and_second_trees_are_left_out():
