@@ -28,6 +28,7 @@ from dataclasses import replace
 import grpc
 import numpy as np
 
+from redraft.client.asking import ask, queue_commits
 from redraft.client.checked_commits import CheckedCommits, checked_commits
 from redraft.client.circuit_breaker import CircuitBreaker
 from redraft.client.client_session import ClientSession
@@ -53,7 +54,6 @@ _log = logging.getLogger("redraft.client")
 
 _REQUIRE_SECONDS = 10.0  # how long `require=True` waits for a server
 _ADMIN_SECONDS = 120.0
-_BULK_BYTES = 1 << 16  # a message larger than this may take as long as opening a session does
 _POST_COMMITS = 64  # commits that have waited for a draft go without one
 _MOST_UNSENT = 1024  # commits kept for a server that does not answer, before the session is rather opened anew
 
@@ -262,22 +262,16 @@ class DraftClient:
         connection = self._keeper.current
         if connection is not None:
             connection.take_in()
-        sent, asked, reasons, patient = None, {}, [], False
         with self._lock:
+            starts = [session.append(tokens) for session, tokens in zip(sessions, commits.tokens)] if commits else []
             connection, obstacle = self._keeper.current, self._obstacle()
-            together = obstacle is None and commits is not None and self._may_be_batched(sessions, proposals, commits)
-            if commits is not None:
-                starts = [session.append(tokens) for session, tokens in zip(sessions, commits.tokens)]
-            if together:
-                sent, asked, patient = self._ask_together(sessions, starts, commits.columns, max_nodes, min_prob)
-            if sent is None:
+            if obstacle is None:
+                question = ask(connection, self._seating, sessions, proposals, max_nodes, min_prob, commits, starts)
+                sent, asked, reasons, patient = question
+            else:
+                sent, asked, reasons = None, {}, [obstacle] * len(sessions)
                 if commits is not None:
-                    for session, start, commit in zip(sessions, starts, commits.apart()):
-                        session.queue(start, *commit)
-                if obstacle is None:
-                    sent, asked, reasons, patient = self._ask(sessions, max_nodes, min_prob, proposals)
-                else:
-                    reasons = [obstacle] * len(sessions)
+                    queue_commits(sessions, starts, commits)
         found = {}
         if sent is not None:
             budget = connection.info.max_nodes if max_nodes is None else max_nodes
@@ -305,45 +299,6 @@ class DraftClient:
         if not self._breaker.allows():
             return "paused"
         return None
-
-    def _may_be_batched(self, sessions, proposals, commits: CheckedCommits) -> bool:
-        """Whether these commits are all that the server has to be told, and it takes them in columns."""
-        connection = self._keeper.current
-        return (
-            commits.columns is not None
-            and connection.info.batches
-            and not any(proposal is not None for proposal in proposals)
-            and self._seating.is_up_to_date(connection, sessions)
-        )
-
-    def _ask_together(self, sessions, starts: list[int], columns: tuple, max_nodes, min_prob):
-        """Send one message with columns; as `_ask`, without reasons. None and nothing else done if it would be too large."""
-        outgoing = Outgoing(self._keeper.current)
-        seats = [session.seat for session in sessions]
-        remotes = [seat.remote for seat in seats]
-        if not outgoing.add_batch(remotes, starts, columns, max_nodes, min_prob):
-            return None, {}, False
-        patient = outgoing.total > _BULK_BYTES or not all(seat.ready for seat in seats)
-        return outgoing.send(), dict(zip(remotes, sessions)), patient
-
-    def _ask(self, sessions, max_nodes, min_prob, proposals):
-        """Send one message; returns it, the sessions asked for by remote id, reasons why not, and whether to be patient."""
-        outgoing = Outgoing(self._keeper.current)
-        asked, reasons, drafts, patient = {}, [], [], False
-        for session, proposal in zip(sessions, proposals):
-            reason = self._seating.bring_up_to_date(outgoing, session)
-            if reason is not None:
-                reasons.append(reason)
-                continue
-            seat = session.seat
-            drafts.append((seat, proposal))
-            asked[seat.remote] = session
-            patient |= not seat.ready
-        # As in process, all commits come before any draft; and all drafts are in one message, the one we wait for.
-        outgoing.add_drafts(drafts, max_nodes, min_prob)
-        patient |= outgoing.total > _BULK_BYTES
-        sent = outgoing.send()
-        return (sent if asked else None), asked, reasons, patient
 
     def _post_unsent(self, session: ClientSession) -> None:
         """Send commits that nobody asks a draft for; give the seat up if they cannot be sent for long."""

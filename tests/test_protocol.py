@@ -35,7 +35,9 @@ def read_trees(messages, asked, vocab_size, budget=32):
     for others in answers:
         assert trees.keys() == others.keys()
         for number, tree in others.items():
-            assert [array.tolist() for array in arrays_of(tree)] == [array.tolist() for array in arrays_of(trees[number])]
+            assert [array.tolist() for array in arrays_of(tree)] == [
+                array.tolist() for array in arrays_of(trees[number])
+            ]
             tree.tokens[:] = 0  # the caller may write to what it gets
     return trees
 

@@ -167,7 +167,11 @@ def some_batch() -> pb.CommitBatch:
         ("widths", [2, 3, 0], "commit_batch.candidates.ids: wanted 20 bytes for 5 values of 3 sessions, got 16"),
         ("candidates.tokens", b"", "commit_batch.candidates.tokens: wanted 8 bytes for 2 values of 3 sessions, got 0"),
         ("candidates.previous", b"1234", "commit_batch.candidates.previous: wanted 8 bytes for 2 values"),
-        ("candidates.ids", b"\0" * 20, "commit_batch.candidates.ids: wanted 16 bytes for 4 values of 3 sessions, got 20"),
+        (
+            "candidates.ids",
+            b"\0" * 20,
+            "commit_batch.candidates.ids: wanted 16 bytes for 4 values of 3 sessions, got 20",
+        ),
         ("candidates.probs", b"\0" * 15, "commit_batch.candidates.probs: wanted 16 bytes for 4 values"),
     ],
 )
@@ -194,7 +198,12 @@ def test_broken_columns_are_an_error_of_every_session_in_them(listen, field, val
         reply = stream.ask(commit_batch=some_batch(), draft_batch=pb.DraftBatch(session_ids=[3, 1, 2]))
         assert not reply.errors
         assert trees_of(reply.tree_batch) == {number: expected(number, number + 10) for number in (3, 1, 2)}
-        assert [session.history.tolist() for session in drafter.sessions.values()] == [[1, 11], [2, 12], [3, 13], [4, 9]]
+        assert [session.history.tolist() for session in drafter.sessions.values()] == [
+            [1, 11],
+            [2, 12],
+            [3, 13],
+            [4, 9],
+        ]
 
 
 def test_a_session_twice_among_drafts_is_refused(listen):
@@ -296,7 +305,6 @@ def test_a_batch_too_large_for_a_message_goes_by_steps(listen, messages):
         client.step([(session, np.full(6000, 2, np.int32)) for session in sessions])
         assert client.stats.served == 4 and not in_columns(messages[-1])
         assert [session.length for session in drafter.sessions.values()] == [6001] * 4
-
 
 
 def test_a_server_that_does_not_know_columns_is_asked_by_steps(listen):
