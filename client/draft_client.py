@@ -152,11 +152,11 @@ class DraftClient:
         """
         self._check_usable()
         sessions, commits, proposals = [], [], []
-        for session, tokens, *rest in requests:
+        for request in requests:
+            session, tokens, candidates, hidden, proposal = (*request, None, None, None)[:5]
             if session._client is not self:
                 raise ValueError(f"session {session.id} belongs to another client")
             session.check_open()
-            candidates, hidden, proposal = (*rest, None, None, None)[:3]
             sessions.append(session)
             commits.append((tokens, candidates, hidden))
             proposals.append(None if proposal is None else self.checked_proposal(proposal))
@@ -313,6 +313,8 @@ class DraftClient:
 
     def _collect(self, connection: Connection, sent: Sent, asked: dict[int, ClientSession], budget: int, patient: bool):
         """Wait for the reply; returns the sound trees by remote id, and reasons for the sessions without one."""
+        locate = self.locate
+        origins = {remote: session.origin(locate) for remote, session in asked.items()}  # while the server works
         try:
             reply = connection.wait(sent, self._open_timeout if patient else self._timeout)
         except queue.Empty:
@@ -321,8 +323,6 @@ class DraftClient:
             return {}, ["late"] * len(asked)
         if reply is None:
             return {}, ["lost"] * len(asked)
-        locate = self.locate
-        origins = {remote: session.origin(locate) for remote, session in asked.items()}
         read, trees = (read_tree_batch, reply.tree_batch) if reply.HasField("tree_batch") else (read_trees, reply.trees)
         found = read(trees, origins, budget, self._config.vocab_size, compiled=self._compiled.is_set())
         reasons = []
