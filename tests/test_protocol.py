@@ -142,6 +142,7 @@ def test_columns_that_do_not_fit_each_other_bring_no_tree(change):
 def test_trees_nobody_asked_for_and_second_trees_are_left_out():
     messages = [message_of(tree_of([1], [-1]), 1), message_of(tree_of([2], [-1]), 1), message_of(tree_of([3], [-1]), 9)]
     assert {key: tree.tokens.tolist() for key, tree in read_trees(messages, [1], 64).items()} == {1: [1]}
+    assert {key: tree.tokens.tolist() for key, tree in read_trees(messages[:2], [1], 64).items()} == {1: [1]}
 
 
 def test_the_caller_may_write_to_what_it_gets():

@@ -14,7 +14,7 @@ from scripted_drafter import BROKEN, VOCAB_SIZE, ScriptedDrafter, count_up, in_t
 from serving import RawStream, running
 from test_client import PATIENT, same
 from test_client_failures import from_server, wild_server
-from test_server import codes_of, commit, draft, expected, open_, tokens_of
+from test_server import codes_of, commit, draft, expected, open_, tokens_of, truncate
 from test_server_drafter import some_candidates, text
 
 from redraft.client.draft_client import DraftClient
@@ -227,6 +227,20 @@ def test_steps_then_commits_then_drafts(listen):
         assert trees_of(reply.tree_batch) == {5: expected(1, 2, 3)[:3]}
         activity = server.service.activity
         assert (activity.committed_tokens, activity.trees, activity.nodes) == (1, 2, 8 + 3)
+
+
+def test_a_session_whose_step_failed_is_passed_over_in_the_columns(listen):
+    drafter = ScriptedDrafter()
+    with running(drafter, listen), RawStream(listen) as stream:
+        stream.ask(open_(1, [1]), open_(2, [2]))
+        reply = stream.ask(
+            truncate(1, 7),
+            commit_batch=commit_batch([commit(1, 1, [3]), commit(2, 1, [4])]),
+            draft_batch=pb.DraftBatch(session_ids=[1, 2]),
+        )
+        assert codes_of(reply) == {1: "INVALID_ARGUMENT"} and len(reply.errors) == 1
+        assert trees_of(reply.tree_batch) == {2: expected(2, 4)}
+        assert [session.history.tolist() for session in drafter.sessions.values()] == [[1], [2, 4]]
 
 
 def test_a_batch_of_nobody_is_answered(listen):
