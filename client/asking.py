@@ -1,8 +1,8 @@
 """One message that asks for trees: in columns where that is enough, as steps of each session where it is not.
 
 In columns the joined arrays of a batch's commits go out as they were checked, and one field holds for all sessions what
-steps say in a message for each: a tenth of the work (for 64 sessions 0.1 ms in place of 0.4). They are enough where a
-commit is all that the server has to be told of each session: it knows all of them and is up to date, nobody brings
+steps say in a message for each; for 64 sessions this spares the client 0.3 ms and the server 0.2. They are enough where
+a commit is all that the server has to be told of each session: it knows all of them and is up to date, nobody brings
 hidden states or a draft of his own, and it all fits into one message.
 
 The client's lock is held throughout.
