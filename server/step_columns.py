@@ -54,11 +54,14 @@ def read_commits(batch) -> CommitColumns:
     return CommitColumns(ids, starts, list(zip(lengths, rows, numbers)), fields)
 
 
-def check_once_each(what: str, ids: list[int]) -> None:
+def check_once_each(what: str, ids) -> None:
     """Raises ValueError for a session that comes twice."""
     if len(set(ids)) != len(ids):
-        twice = next(session_id for i, session_id in enumerate(ids) if session_id in ids[:i])
-        raise ValueError(f"{what}.session_ids: wanted every session once, got {twice} twice")
+        seen: set[int] = set()
+        for session_id in ids:
+            if session_id in seen:
+                raise ValueError(f"{what}.session_ids: wanted every session once, got {session_id} twice")
+            seen.add(session_id)
 
 
 def commit_steps(columns: CommitColumns) -> list[tuple[int, pb.CommitStep]]:

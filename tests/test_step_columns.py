@@ -7,6 +7,7 @@ same trees as in process, and to survive whatever a server answers in them.
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -213,6 +214,14 @@ def test_a_session_twice_among_drafts_is_refused(listen):
         assert codes_of(reply) == {1: "INVALID_ARGUMENT", 2: "INVALID_ARGUMENT"} and len(reply.errors) == 2
         assert "draft_batch.session_ids: wanted every session once, got 1 twice" in reply.errors[0].message
         assert trees_of(stream.ask(draft_batch=pb.DraftBatch(session_ids=[1])).tree_batch) == {1: expected(1)}
+
+
+def test_a_session_twice_among_very_many_is_found_at_once(listen):
+    with running(ScriptedDrafter(), listen), RawStream(listen) as stream:
+        started = time.monotonic()
+        reply = stream.ask(draft_batch=pb.DraftBatch(session_ids=[*range(30_000), 5]))
+        assert len(reply.errors) == 30_000 and "got 5 twice" in reply.errors[-1].message
+        assert time.monotonic() - started < 3
 
 
 def test_steps_then_commits_then_drafts(listen):
