@@ -41,31 +41,34 @@ def ask(
     max_nodes: int | None,
     min_prob: float | None,
     commits: CheckedCommits | None,
-    starts: list[int],
 ) -> Question:
-    """Send one message: the commits (each appended to its session already, at `starts`), and a request for a tree for each."""
+    """Send one message: a commit to each session, if there are any, and a request for a tree for each. The commits join
+    the sessions' own histories, too."""
     if commits is not None:
         if commits.columns is not None and not any(proposal is not None for proposal in proposals):
-            question = _in_columns(connection, seating, sessions, starts, commits.columns, max_nodes, min_prob)
+            question = _in_columns(connection, seating, sessions, commits.columns, max_nodes, min_prob)
             if question is not None:
+                for session, tokens in zip(sessions, commits.tokens):  # while the server works
+                    session.append(tokens)
                 return question
-        queue_commits(sessions, starts, commits)
+        queue_commits(sessions, commits)
     return _by_steps(connection, seating, sessions, proposals, max_nodes, min_prob)
 
 
-def queue_commits(sessions, starts: list[int], commits: CheckedCommits) -> None:
-    """Keep the commits for the next message."""
-    for session, start, commit in zip(sessions, starts, commits.apart()):
-        session.queue(start, *commit)
+def queue_commits(sessions, commits: CheckedCommits) -> None:
+    """Take the commits into the sessions' histories, and keep them for the next message."""
+    for session, tokens, commit in zip(sessions, commits.tokens, commits.apart()):
+        session.queue(session.append(tokens), *commit)
 
 
-def _in_columns(connection, seating, sessions, starts, columns, max_nodes, min_prob) -> Question | None:
+def _in_columns(connection, seating, sessions, columns, max_nodes, min_prob) -> Question | None:
     """None, and nothing is sent, where columns are not enough."""
     if not (connection.info.batches and seating.is_up_to_date(connection, sessions)):
         return None
     outgoing = Outgoing(connection)
     seats = [session.seat for session in sessions]
     remotes = [seat.remote for seat in seats]
+    starts = [session.length for session in sessions]
     if not outgoing.add_batch(remotes, starts, columns, max_nodes, min_prob):
         return None
     patient = outgoing.total > _BULK_BYTES or not all(seat.ready for seat in seats)

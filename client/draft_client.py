@@ -233,7 +233,7 @@ class DraftClient:
         commits = [(tokens, candidates, hidden)]
         checked = checked_commits(commits, self._config.vocab_size, compiled=self._compiled.is_set())
         with self._lock:
-            session.queue(session.append(checked.tokens[0]), *checked.apart()[0])
+            queue_commits([session], checked)
             if session.seat is not None and len(session.seat.unsent) >= _POST_COMMITS:
                 self._post_unsent(session)
 
@@ -263,15 +263,14 @@ class DraftClient:
         if connection is not None:
             connection.take_in()
         with self._lock:
-            starts = [session.append(tokens) for session, tokens in zip(sessions, commits.tokens)] if commits else []
             connection, obstacle = self._keeper.current, self._obstacle()
             if obstacle is None:
-                question = ask(connection, self._seating, sessions, proposals, max_nodes, min_prob, commits, starts)
+                question = ask(connection, self._seating, sessions, proposals, max_nodes, min_prob, commits)
                 sent, asked, reasons, patient = question
             else:
                 sent, asked, reasons = None, {}, [obstacle] * len(sessions)
                 if commits is not None:
-                    queue_commits(sessions, starts, commits)
+                    queue_commits(sessions, commits)
         found = {}
         if sent is not None:
             budget = connection.info.max_nodes if max_nodes is None else max_nodes
