@@ -179,7 +179,10 @@ class RawPlainStream:
     def _exactly(self, size: int) -> bytes | None:
         data = b""
         while len(data) < size:
-            more = self.socket.recv(size - len(data))
+            try:
+                more = self.socket.recv(size - len(data))
+            except ConnectionResetError:  # the server has ended the stream and left some of what we sent unread
+                more = b""
             if not more:
                 assert not data, "the stream ended within a message"
                 return None
