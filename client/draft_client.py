@@ -44,7 +44,7 @@ from redraft.retrieval.errors import IndexFormatError, RedraftError
 from redraft.retrieval.ngram import NgramDrafter
 from redraft.retrieval.provenance import Occurrence
 from redraft.retrieval.state_map import StateMap, StateOrigin
-from redraft.retrieval.tokens import as_count, as_probability, as_tokens
+from redraft.retrieval.tokens import as_count, as_probability, as_step, as_tokens
 from redraft.v1 import drafting_pb2 as pb
 from redraft.v1.wire import pack_int32
 
@@ -153,7 +153,7 @@ class DraftClient:
         self._check_usable()
         sessions, commits, proposals = [], [], []
         for request in requests:
-            session, tokens, candidates, hidden, proposal = (*request, None, None, None)[:5]
+            session, tokens, candidates, hidden, proposal = as_step(request, ClientSession)
             if session._client is not self:
                 raise ValueError(f"session {session.id} belongs to another client")
             session.check_open()

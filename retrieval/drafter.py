@@ -23,7 +23,7 @@ from redraft.retrieval.provenance import Occurrence
 from redraft.retrieval.session import Session
 from redraft.retrieval.state_map import StateMap, StateOrigin
 from redraft.retrieval.token_recycling import new_table
-from redraft.retrieval.tokens import as_tokens
+from redraft.retrieval.tokens import as_step, as_tokens
 
 __all__ = ["Drafter"]
 
@@ -73,9 +73,13 @@ class Drafter:
         """Commit and draft for a batch: one tree per item, in order.
 
         Each item is (session, tokens[, candidates[, hidden[, proposal]]]). All are committed before any is drafted.
-        Raises what the first that is wrong would raise alone, when the others have been committed.
+        Raises what the first that is wrong would raise alone, when the others have been committed; before anything is, for
+        what is no such item (TypeError) or another drafter's session (ValueError).
         """
-        items = [tuple(item) + (None,) * (5 - len(item)) for item in items]
+        items = [as_step(item, Session) for item in items]
+        for session, *_ in items:
+            if session._drafter is not self:
+                raise ValueError(f"step: session {session.id} belongs to another drafter")
         if len(items) == 1:
             session, *commit, proposal = items[0]
             session.commit(*commit)

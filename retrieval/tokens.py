@@ -10,7 +10,7 @@ import operator
 
 import numpy as np
 
-__all__ = ["as_count", "as_probability", "as_tokens"]
+__all__ = ["as_count", "as_probability", "as_step", "as_tokens"]
 
 _INT32_MAX = 2**31 - 1
 _FEW = 32
@@ -63,3 +63,16 @@ def as_probability(value, what: str) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"{what}: wanted 0..1, got {value}")
     return float(value)
+
+
+def as_step(item, session_type: type) -> tuple:
+    """(session, tokens, candidates, hidden, proposal) from the two to five of them that a batch has for each session.
+
+    What is not given is None. Raises TypeError for other things than tuples and lists, other lengths and other sessions.
+    """
+    if not isinstance(item, (tuple, list)) or not 2 <= len(item) <= 5:
+        came = f"{len(item)} things" if isinstance(item, (tuple, list)) else type(item).__name__
+        raise TypeError(f"step: wanted (session, tokens[, candidates[, hidden[, proposal]]]) for each session, got {came}")
+    if not isinstance(item[0], session_type):
+        raise TypeError(f"step: wanted a session of this drafter first, got {type(item[0]).__name__}")
+    return (*item, None, None, None)[:5]

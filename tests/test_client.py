@@ -13,6 +13,7 @@ import threading
 import grpc
 import numpy as np
 import pytest
+from bad_steps import refuses_what_is_no_step
 from scripted_drafter import VOCAB_SIZE, ScriptedDrafter, count_up, silent, tree_of
 from serving import running, until
 
@@ -181,6 +182,9 @@ def test_the_callers_mistakes_raise_at_once(client, listen):
             session.draft(**arguments)
     with pytest.raises(ValueError, match="only once"):
         client.step([(session, [1]), (session, [1])])
+    with DraftClient(listen, **PATIENT) as elsewhere, pytest.raises(ValueError, match="belongs to another client"):
+        client.step([(other, [1]), (elsewhere.open([1]), [1])])
+    refuses_what_is_no_step(client, other)
     for call in (
         lambda: session.draft(max_nodes=1.5),
         lambda: session.draft(min_prob="x"),

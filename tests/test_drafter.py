@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from bad_steps import refuses_what_is_no_step
 from streams import edited, fibonacci, some_tokens
 from test_index_directory import write as write_index
 from test_session import same
@@ -48,6 +49,15 @@ def test_a_step_is_commits_and_then_drafts():
         wanted = [apart[i].draft(proposal=proposal if i == 2 else None) for i in order]
         assert len(trees) == 3 and all(map(same, trees, wanted))
     assert one.step([]) == []
+
+
+def test_what_is_no_step_is_refused_before_anything_is_committed():
+    drafter, other = Drafter(DraftConfig(vocab_size=VOCAB)), Drafter(DraftConfig(vocab_size=VOCAB))
+    session = drafter.open([1, 2])
+    refuses_what_is_no_step(drafter, session)
+    with pytest.raises(ValueError, match="belongs to another drafter"):
+        drafter.step([(session, [1]), (other.open([1]), [1])])
+    assert session.length == 2
 
 
 # --- namespaces ------------------------------------------------------------------------------------------------------
