@@ -15,6 +15,7 @@ others go on. This file knows the inside of `Session`; one draft alone is better
 from __future__ import annotations
 
 import contextlib
+import itertools
 from concurrent.futures import Executor
 
 import numpy as np
@@ -133,7 +134,8 @@ def _commit(sessions, sizes, *arrays) -> list[Exception | None]:
                     errors[i] = error
                 begin, row, first = end, row + rows, first + numbers
             if ready:
-                _learn(ready, np.array(commits, np.int64), *arrays)
+                columns = np.fromiter(itertools.chain.from_iterable(commits), np.int64).reshape(len(commits), -1)
+                _learn(ready, columns, *arrays)
     return errors
 
 
@@ -165,7 +167,7 @@ def _learn(sessions: list[Session], commits, tokens, last, previous, ids, probs)
             if commit[DONE] < commit[END] - commit[BEGIN]:
                 session._trie = pt.grown(session._trie)
                 session._describe()
-                owners[2 * OWNERS * stop : 2 * OWNERS * stop + 2] = session._bundle.place
+                owners[2 * OWNERS * stop : 2 * OWNERS * stop + 2] = _places_of([session._bundle])
                 begin = stop
             else:
                 namespace = session._namespace
@@ -320,7 +322,11 @@ def _owners(sessions, proposals) -> tuple[np.ndarray, list]:
     bundles = []
     for session, proposal in zip(sessions, proposals):
         bundles += session._bundle, session._namespace.bundle, session._indexes.bundle, proposal
-    return np.array([bundle.place for bundle in bundles], np.int64).reshape(-1), bundles
+    return _places_of(bundles), bundles
+
+
+def _places_of(bundles) -> np.ndarray:
+    return np.frombuffer(bytearray(b"".join([bundle.place for bundle in bundles])), np.int64)
 
 
 @contextlib.contextmanager

@@ -218,7 +218,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
         contexts.mark_absent(ballot, ev.RERANK, cell)
     if _uses(enabled, _SESSION):
         contexts.add_ages(ballot, knowledge.session, places.now[place], last, before_last)
-    track_record.add_track_records(ballot, last)
+    track_record.add_track_records(ballot, knowledge.model.cells, last)
 
 
 @inner(inline=False)

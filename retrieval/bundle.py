@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 
 import numba
 import numpy as np
@@ -35,9 +36,13 @@ __all__ = [
 ]  # fmt: skip
 
 
+_PLACE = struct.Struct("=qq")
+
+
 class Bundle:
     """Attributes: addresses: int64[2 n], address and length (first dimension) of each array; arrays: those arrays;
-    place: address and length of `addresses`, for a list of bundles (`int64s` finds them in it)."""
+    place: address and length of `addresses` as the bytes of two int64, to be strung together into a list of bundles
+    (`int64s` finds them in it)."""
 
     __slots__ = ("addresses", "arrays", "place")
 
@@ -51,7 +56,7 @@ class Bundle:
             for i, (array, known) in enumerate(zip(self.arrays, like.arrays, strict=True)):
                 if array is not known:
                     self.addresses[2 * i : 2 * i + 2] = _place_of(i, array)
-        self.place = self.addresses.__array_interface__["data"][0], len(self.addresses)
+        self.place = _PLACE.pack(self.addresses.__array_interface__["data"][0], len(self.addresses))
 
 
 def _place_of(i: int, array: np.ndarray) -> tuple[int, int]:

@@ -57,7 +57,8 @@ def test_buckets_of_numbers():
         found = _of_numbers(x)
         assert {i: found[i] for i in edges} == {i: bucket(edges[i], x) for i in edges}, x
         share = x / 2**30
-        assert found[6] == bucket((2, 3, 5, 10, 31), x) * 8 + (7 if share >= 0.999 else bucket(PROBABILITIES[:6], share))
+        shares = 7 if share >= 0.999 else bucket(PROBABILITIES[:6], share)
+        assert found[6] == bucket((2, 3, 5, 10, 31), x) * 8 + shares
 
 
 def test_buckets_of_probabilities():

@@ -141,7 +141,8 @@ def add_ages(ballot, trie, now, last, before_last):
     for row in range(n):
         token = np.int64(ballot.tokens[row])
         distance = np.float64(max(now - (last_use[row] - 1), 1))
-        age = min((distance.view(np.int64) >> 52) - 1022, 15) if last_use[row] >= 0 else 0  # the exponent is the logarithm
+        logarithm = (distance.view(np.int64) >> 52) - 1022  # a float's exponent
+        age = min(logarithm, 15) if last_use[row] >= 0 else 0
         repeats = (2 if token == last else 0) + (1 if token == before_last else 0)
         ballot.cells[ev.AGE, row] = ev.AGE_CELLS + age * 4 + repeats
     ballot.header[ev.PRESENT] |= 1 << ev.AGE

@@ -10,15 +10,21 @@ import numpy as np
 
 from redraft.retrieval import evidence as ev
 from redraft.retrieval.kernel import inner
+from redraft.retrieval.prefetch import prefetch
 
 
 @inner(inline=False)
-def add_track_records(ballot, last):
-    """Give every candidate its two cells; tokens that share a cell share their record."""
+def add_track_records(ballot, cells, last):
+    """Give every candidate its two cells; tokens that share a cell share their record.
+
+    Half of the lines of memory that a draft looks at hold such cells, so they are asked for: `score` comes to them last.
+    """
     for row in range(ballot.header[ev.N_CANDIDATES]):
         token = np.int64(ballot.tokens[row])
         alone = (token * 0x9E3779B1 >> 13) & ((1 << ev.TRACK_RECORD_BITS) - 1)
         pair = ((token * 0x9E3779B1 + last) * 0x2545F491 >> 20) & ((1 << ev.TRACK_RECORD_PAIR_BITS) - 1)
+        prefetch(cells, ev.TRACK_RECORD_CELLS + alone)
+        prefetch(cells, ev.TRACK_RECORD_PAIR_CELLS + pair)
         ballot.cells[ev.TRACK_RECORD, row] = ev.TRACK_RECORD_CELLS + alone
         ballot.cells[ev.TRACK_RECORD_PAIR, row] = ev.TRACK_RECORD_PAIR_CELLS + pair
     ballot.header[ev.PRESENT] |= 1 << ev.TRACK_RECORD | 1 << ev.TRACK_RECORD_PAIR
