@@ -227,7 +227,7 @@ def test_a_lost_server_is_noticed_while_nobody_asks(listen):
         with ServerProcess(listen, script="count_up") as server:
             assert client.wait_until_ready(30)
             server.kill()
-        until(lambda: not client.connected, 1.0)
+        until(lambda: not client.connected, 5.0)
 
 
 def test_nobody_who_sends_waits_for_a_server_that_does_not_read(listen):
@@ -303,7 +303,7 @@ def test_many_who_wait_each_get_their_own_soon(tmp_path):
         time.sleep(0.02)
     for step in (3, 0, 7, 1, 2, 6, 5, 4):  # the first to wait is the first to read
         ends.other.sendall(framed(pb.DecodeResponse(step=step)))
-        until(lambda step=step: step in seconds, 2.0)
+        until(lambda step=step: step in seconds, 8.0)
     for thread in threads:
         thread.join(5)
     ends.stream.abort()
@@ -363,7 +363,7 @@ def test_closing_waits_until_the_server_has_read_all_but_no_longer(tmp_path):
     ends.stream.send(pb.DecodeRequest(step=2))
     started = time.monotonic()
     ends.stream.close()
-    assert [one.step for one in came] == [1, 2] and time.monotonic() - started < 0.4
+    assert [one.step for one in came] == [1, 2] and time.monotonic() - started < 0.48
     server.join(5)
 
 
