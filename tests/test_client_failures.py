@@ -193,6 +193,15 @@ def test_a_server_that_hangs_for_good_is_given_up(listen, monkeypatch):
             until(lambda: from_server(session))
 
 
+def test_a_server_whose_answer_nobody_has_read_yet_is_not_given_up(listen, monkeypatch):
+    monkeypatch.setattr("redraft.client.connection_keeper._HUNG_SECONDS", 0.3)
+    with running(ScriptedDrafter(), listen), DraftClient(listen, CONFIG, **PATIENT, require=True) as client:
+        session = client.open(PROMPT)  # is answered, and then the target takes its time
+        time.sleep(1.0)
+        assert client.connected and from_server(session)
+        assert client.stats.connections == 1 and client.stats.reopened == 0
+
+
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_server_that_answers_garbage(listen, kind):
     drafter = ScriptedDrafter(broken(kind))
