@@ -81,9 +81,11 @@ class Connection:
 
     def _new_stream(self, target: str) -> PlainStream | GrpcStream:
         if self.info.plain_socket and target.startswith("unix:"):
-            folder = os.path.dirname(target.removeprefix("unix:"))
+            folder, name = os.path.dirname(target.removeprefix("unix:")), os.path.basename(self.info.plain_socket)
             try:
-                return PlainStream(os.path.join(folder, self.info.plain_socket), self._take_in, self._ended)
+                if "\0" in name:  # a socket's path would end there, and be another
+                    raise OSError(f"{name!r} is no file's name")
+                return PlainStream(os.path.join(folder, name), self._take_in, self._ended)
             except OSError as error:
                 _log.warning("the plain stream beside %s cannot be had (%s): steps go over gRPC", target, error)
         return GrpcStream(self.drafting, self._take_in, self._ended)
@@ -162,4 +164,4 @@ class Connection:
             self._opening -= bool(sent.opened)
             self._late -= sent.late
             self._on_reply(self, sent, reply)
-        sent.reply.put(reply)
+            sent.reply.put(reply)  # with the lock held: who gives up waiting finds it either owed or there

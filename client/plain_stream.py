@@ -70,11 +70,15 @@ class PlainStream:
         with self._sending:
             if self._gone:
                 return
-            if not self._unsent:
-                data = data[self._write(data) :]
-            if data:
-                self._unsent.append(data)
-                os.write(self._wake_in, b"\0")
+            try:
+                if not self._unsent:
+                    data = data[self._write(data) :]
+                if data:
+                    self._unsent.append(data)
+                    os.write(self._wake_in, b"\0")
+            except BaseException:  # Ctrl-C: nobody knows how much of the message has gone
+                self.abort()
+                raise
 
     def wait(self, reply: queue.SimpleQueue, seconds: float):
         """What `on_reply` or `on_end` puts into `reply`; raises queue.Empty when the seconds are over."""
@@ -117,6 +121,9 @@ class PlainStream:
         """Read once, waiting so long for something to come; then it is the others' turn."""
         try:
             self._read(seconds)
+        except BaseException:  # Ctrl-C: what was read may be lost, and what follows would be misread
+            self._end("reading was interrupted")
+            raise
         finally:
             with self._turn:
                 self._somebody_reads = False

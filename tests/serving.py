@@ -138,6 +138,13 @@ class RawStream:
         assert reply.step == self._step
         return reply
 
+    def post(self, step: int, *steps: pb.SessionStep) -> None:
+        """Send a message; its reply is for `read`."""
+        self._outgoing.put(pb.DecodeRequest(step=step, steps=steps))
+
+    def read(self) -> pb.DecodeResponse:
+        return next(self.call)
+
     def end(self) -> None:
         """End the stream in order."""
         self._outgoing.put(None)
@@ -170,6 +177,10 @@ class RawPlainStream:
         reply = self.read()
         assert reply.step == self._step
         return reply
+
+    def post(self, step: int, *steps: pb.SessionStep) -> None:
+        """Send a message; its reply is for `read`."""
+        self.socket.sendall(framed(pb.DecodeRequest(step=step, steps=steps)))
 
     def read(self) -> pb.DecodeResponse | None:
         """The next reply; None at the end of the stream."""

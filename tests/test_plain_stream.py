@@ -144,27 +144,6 @@ def test_a_client_that_goes_away_while_it_is_answered_leaves_nothing(listen, cap
     assert caplog.records == []  # it is nobody's fault
 
 
-def test_a_long_prompt_does_not_hold_up_other_streams(listen):
-    drafter = ScriptedDrafter()
-    quick_open = drafter.open
-
-    def open_slowly(prompt, namespace):
-        if len(prompt) > 5000:
-            time.sleep(1.0)
-        return quick_open(prompt, namespace)
-
-    drafter.open = open_slowly
-    with running(drafter, listen), RawPlainStream(listen) as slow, RawPlainStream(listen) as quick:
-        quick.ask(open_(1, [1]))
-        slow.socket.sendall(request(1, open_(1, [1] * 6000), draft(1)))
-        time.sleep(0.1)
-        started = time.monotonic()
-        for _ in range(20):
-            quick.ask(draft(1))
-        assert time.monotonic() - started < 0.7
-        assert slow.read().trees[0].session_id == 1
-
-
 def test_messages_that_wait_in_line_do_not_hold_up_other_streams(listen):
     with running(ScriptedDrafter(late(0.002)), listen), RawPlainStream(listen) as eager, RawPlainStream(listen) as other:
         eager.ask(open_(1, [1]))
@@ -220,6 +199,24 @@ def test_both_forms_of_an_address(tmp_path, form):
     target = form.format(tmp_path / "s")
     with running(ScriptedDrafter(), f"unix:{tmp_path}/s"), DraftClient(target, CONFIG, require=True) as client:
         assert type(client._keeper.current._stream) is PlainStream
+
+
+@pytest.mark.parametrize("name", ["../s.elsewhere", "/{}/s.elsewhere", "..", "s\0x", "s" * 300])
+def test_a_server_cannot_send_the_client_to_any_other_place(tmp_path, name, caplog):
+    (tmp_path / "there").mkdir()
+    elsewhere = tmp_path / "s.elsewhere"
+    listen = f"unix:{tmp_path}/there/s"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(elsewhere))
+        other.listen()
+        other.setblocking(False)
+        with running(ScriptedDrafter(), listen) as server:
+            server.service.plain_socket = name.format(tmp_path)
+            with DraftClient(listen, CONFIG, timeout=5.0, require=True) as client:
+                assert same(client.open([1]).draft(), count_up(np.array([1]), 32))
+        with pytest.raises(BlockingIOError):
+            other.accept()
+    assert "steps go over gRPC" in caplog.text
 
 
 def test_a_lost_server_is_noticed_while_nobody_asks(listen):
@@ -307,6 +304,33 @@ def test_many_who_wait_each_get_their_own_soon(tmp_path):
     for thread in threads:
         thread.join(5)
     ends.stream.abort()
+
+
+def test_ctrl_c_while_reading_ends_the_stream(tmp_path):
+    """A part of a message may be lost: what follows would be misread."""
+
+    def interrupt(reply) -> None:
+        raise KeyboardInterrupt
+
+    ends = Ends(tmp_path, on_reply=interrupt)
+    ends.other.sendall(framed(pb.DecodeResponse(step=1)) + framed(pb.DecodeResponse(step=2)))
+    with pytest.raises(KeyboardInterrupt):
+        ends.stream.wait(queue.SimpleQueue(), 5.0)
+    assert ends.reasons.get(timeout=5) == "reading was interrupted"
+    assert ends.other.recv(1) == b""
+    ends.stream.take_in()  # it is everybody's turn again, and nothing comes
+    assert ends.reasons.empty()
+
+
+def test_ctrl_c_while_sending_ends_the_stream(tmp_path, monkeypatch):
+    def interrupt(*_) -> int:
+        raise KeyboardInterrupt
+
+    ends = Ends(tmp_path)
+    monkeypatch.setattr("redraft.client.plain_stream.os.write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ends.stream.send(pb.DecodeRequest(step=1))
+    assert ends.reasons.get(timeout=5) == "the server ended the stream" and ends.other.recv(1) == b""
 
 
 def test_who_looks_in_takes_nothing_from_who_reads(tmp_path):

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 from scripted_drafter import ScriptedDrafter, count_up, in_turn, late, raising
-from serving import RawStream, running, until
+from serving import RawPlainStream, RawStream, running, until
 
 from redraft.retrieval.config import DraftConfig
 from redraft.v1 import drafting_pb2 as pb
@@ -269,7 +269,8 @@ def test_bytes_that_are_no_message_end_their_own_stream_only(listen):
         assert tokens_of(other.ask(draft(1))) == {1: expected(1)}
 
 
-def test_a_long_prompt_does_not_hold_up_other_streams(listen):
+@pytest.mark.parametrize("Stream", [RawStream, RawPlainStream])
+def test_a_long_prompt_does_not_hold_up_other_streams(listen, Stream):
     drafter = ScriptedDrafter()
     slow_open = drafter.open
 
@@ -279,15 +280,15 @@ def test_a_long_prompt_does_not_hold_up_other_streams(listen):
         return slow_open(prompt, namespace)
 
     drafter.open = open_slowly
-    with running(drafter, listen), RawStream(listen) as slow, RawStream(listen) as quick:
+    with running(drafter, listen), Stream(listen) as slow, Stream(listen) as quick:
         quick.ask(open_(1, [1]))
-        slow._outgoing.put(pb.DecodeRequest(step=1, steps=[open_(1, [1] * 6000), draft(1)]))
+        slow.post(1, open_(1, [1] * 6000), draft(1))
         time.sleep(0.1)
         started = time.monotonic()
         for _ in range(20):
             quick.ask(draft(1))
         assert time.monotonic() - started < 0.7
-        assert next(slow.call).trees[0].session_id == 1
+        assert slow.read().trees[0].session_id == 1
 
 
 def test_a_client_that_goes_away_during_a_long_open_leaves_nothing(listen):
@@ -301,7 +302,7 @@ def test_a_client_that_goes_away_during_a_long_open_leaves_nothing(listen):
     drafter.open = open_slowly
     with running(drafter, listen) as server:
         with RawStream(listen) as stream:
-            stream._outgoing.put(pb.DecodeRequest(step=1, steps=[open_(1, [1] * 6000)]))
+            stream.post(1, open_(1, [1] * 6000))
             time.sleep(0.1)
         until(lambda: drafter.sessions and drafter.sessions[1].closed)
         assert len(server.service.table) == 0
