@@ -84,7 +84,7 @@ def workspace_bundle(work: Workspace) -> Bundle:
     return Bundle([*work.places, *work.ballot, *work[2:]])
 
 
-_rows_of_candidates, _rows_of_three = bundle.int32_rows(ev.NOWHERE + 1), bundle.int32_rows(3)
+_rows_of_candidates, _rows_of_three = bundle.uint32_rows(ev.NOWHERE + 1), bundle.int32_rows(3)
 _rows_of_used, _rows_of_ages = bundle.int64_rows(3), bundle.int64_rows(ev.NOWHERE + 1)
 
 
@@ -92,7 +92,7 @@ _rows_of_used, _rows_of_ages = bundle.int64_rows(3), bundle.int64_rows(ev.NOWHER
 def _ballot_at(addresses):
     return ev.Ballot(
         bundle.int32s(addresses, 8),
-        bundle.int32s(addresses, 9),
+        bundle.uint32s(addresses, 9),
         _rows_of_candidates(addresses, 10),
         bundle.float64s(addresses, 11),
         bundle.int64s(addresses, 12),
@@ -180,6 +180,28 @@ def _expand(knowledge, work, draft, enabled, node, n_open, room, floor, min_prob
     return n_open
 
 
+@inner(inline=False)
+def _take_nodes(work, n, n_open, max_nodes):
+    """The best open candidates become nodes n, n + 1, ... until one may have children in the tree.
+
+    Returns (nodes, open candidates, where the last node stood among them; -1: the tree is complete).
+    """
+    while n < max_nodes and n_open > 0:
+        n_open -= 1
+        rank, slot = work.open_ranks[n_open], work.open_slots[n_open]
+        parent = work.open_nodes[slot, 1]
+        work.tokens[n], work.parents[n] = work.open_nodes[slot, 0], parent
+        work.probs[n], work.sources[n] = work.open_probs[slot], work.open_nodes[slot, 2]
+        work.depths[n] = work.depths[parent] + 1 if parent >= 0 else 1
+        n += 1
+        room = max_nodes - n
+        if room == 0 or work.depths[n - 1] >= MAX_DEPTH:
+            continue
+        if n_open < room or EXPANSION * rank > work.open_ranks[0]:
+            return n, n_open, np.int64(slot)
+    return n, n_open, np.int64(-1)
+
+
 @kernel(allocates=False)
 def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_nodes, min_prob):
     """Grow a tree into the workspace's `tokens` etc.; returns its number of nodes.
@@ -197,21 +219,13 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
     work.ballot.header[ev.USED_STAMP] += 1
     floor = NEGLIGIBLE / max_nodes
     blend.foresee(knowledge, places.windows[0, 0], places.windows[0, 1])
-    n_open = _expand(knowledge, work, draft, enabled, -1, 0, max_nodes, floor, min_prob)
-    n, foreseen = 0, -1
-    while n < max_nodes and n_open > 0:
-        n_open -= 1
-        rank, slot = work.open_ranks[n_open], work.open_slots[n_open]
-        token, parent = work.open_nodes[slot, 0], work.open_nodes[slot, 1]
-        work.tokens[n], work.parents[n] = token, parent
-        work.probs[n], work.sources[n] = work.open_probs[slot], work.open_nodes[slot, 2]
-        work.depths[n] = work.depths[parent] + 1 if parent >= 0 else 1
-        n += 1
-        room = max_nodes - n
-        if room == 0 or work.depths[n - 1] >= MAX_DEPTH:
-            continue
-        if n_open == room and EXPANSION * rank <= work.open_ranks[0]:
-            continue
+    n, n_open, foreseen = 0, 0, -1
+    while True:
+        n_open = _expand(knowledge, work, draft, enabled, n - 1, n_open, max_nodes - n, floor, min_prob)
+        n, n_open, slot = _take_nodes(work, n, n_open, max_nodes)
+        if slot < 0:
+            return n
+        token, parent = work.tokens[n - 1], work.parents[n - 1]
         if slot != foreseen:
             blend.foresee(knowledge, token, places.windows[parent + 1, 0])
         if n_open > 0:  # the best of the others may come next
@@ -220,8 +234,6 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
             blend.foresee(knowledge, work.open_nodes[foreseen, 0], places.windows[before, 0])
         blend.advance(knowledge, places, parent + 1, n, token)
         places.proposed[n] = proposal.follow(draft[0], draft[1], places.proposed[parent + 1], token)
-        n_open = _expand(knowledge, work, draft, enabled, n - 1, n_open, room, floor, min_prob)
-    return n
 
 
 @kernel(allocates=False)

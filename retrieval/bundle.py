@@ -32,6 +32,7 @@ __all__ = [
     "int64_rows",
     "int64s",
     "uint8s",
+    "uint32_rows",
     "uint32s",
 ]  # fmt: skip
 
@@ -124,6 +125,11 @@ def float32_rows(columns: int):
 def int64_rows(columns: int):
     """A maker of int64[n, columns]."""
     return _maker(types.int64, np.int64, columns)
+
+
+def uint32_rows(columns: int):
+    """A maker of uint32[n, columns]."""
+    return _maker(types.uint32, np.uint32, columns)
 
 
 int32s = _maker(types.int32, np.int32, None)

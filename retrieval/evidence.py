@@ -125,7 +125,7 @@ N_CANDIDATES, STAMP, SITUATION, MOST, USED_STAMP, PRESENT, LAST_ROW, BEFORE_LAST
 class Ballot(NamedTuple):
     """The candidates for one place and the evidence for each.
 
-    tokens: int32[49]; named_by: int32[49]  BY_* bits; cells: int32[N_SLOTS, 49]  cell per slot and candidate, 0 = none;
+    tokens: int32[49]; named_by: uint32[49]  BY_* bits; cells: uint32[N_SLOTS, 49]  cell per slot and candidate, 0 = none;
     scores: float64[49]  filled by `blend.score`; lookup: int64[256]  open addressing, stamp << 8 | candidate;
     used: int64[256, 3]  stamp, token and where this session last used it: a draft meets the same tokens at many places;
     rows: int64[2, 49]  buffer of `contexts.add_ages`; slots: int64[N_SLOTS]  those in which some candidate has a cell;
@@ -147,8 +147,8 @@ class Ballot(NamedTuple):
 def new_ballot() -> Ballot:
     return Ballot(
         np.zeros(NOWHERE + 1, np.int32),
-        np.zeros(NOWHERE + 1, np.int32),
-        np.zeros((N_SLOTS, NOWHERE + 1), np.int32),
+        np.zeros(NOWHERE + 1, np.uint32),
+        np.zeros((N_SLOTS, NOWHERE + 1), np.uint32),
         np.zeros(NOWHERE + 1, np.float64),
         np.zeros(N_LOOKUP, np.int64),
         np.array([0, 0, SITUATION_ROWS, MAX_CANDIDATES, 0, 0, LAST_ROWS, BEFORE_LAST_ROWS, 0], np.int64),
@@ -191,7 +191,7 @@ def candidate(ballot, token):
     header[N_CANDIDATES] = n + added
     lookup[slot] = (stamp | row) * added + entry * (1 - added)
     tokens[row] = token
-    named_by[row] *= np.int32(known)
+    named_by[row] *= np.uint32(known)
     return row
 
 
