@@ -36,9 +36,8 @@ DISCOUNT = 0.95
 MAX_BUDGET = 512
 MAX_DEPTH = 48
 NEGLIGIBLE = 0.016  # an open candidate is dropped below this, divided by the budget
-BREADTH = 1.5  # as many candidates are asked for at a place as could come into the tree, times this,
-MIN_BREADTH = 8  # but so many at least
-EXPANSION = 0.5  # a node is evaluated if its rank times this would still come into the tree
+EVERYTHING = 1e9  # where candidates are not to be bounded by what could come into a tree
+EXPANSION = 0.4  # a node is evaluated if its rank times this would still come into the tree
 
 
 class Workspace(NamedTuple):
@@ -152,11 +151,6 @@ def _open(work, n_open, room, rank, prob, token, parent, source):
     return n_open
 
 
-@inner
-def _most_candidates(knowledge):
-    return ev.MAX_CANDIDATES if len(knowledge.kinds) else ev.FEWER_CANDIDATES
-
-
 @inner(inline=False)
 def _expand(knowledge, work, draft, enabled, node, n_open, room, floor, min_prob):
     """Evaluate the place behind `node` (-1: the root) and open its candidates; returns how many are open."""
@@ -167,8 +161,7 @@ def _expand(knowledge, work, draft, enabled, node, n_open, room, floor, min_prob
     discount = DISCOUNT**depth
     # No more than 1 / p candidates have a probability of p: those that matter are few where the path is improbable.
     needed = work.open_ranks[0] if n_open == room else floor
-    most = max(MIN_BREADTH, min(_most_candidates(knowledge), np.int64(BREADTH * above * discount / needed)))
-    blend.gather(knowledge, places, node + 1, ballot, draft, enabled, most)
+    blend.gather(knowledge, places, node + 1, ballot, draft, enabled, above * discount / needed)
     blend.score(knowledge.model, ballot)
     for row in range(ballot.header[ev.N_CANDIDATES]):
         prob = above * ballot.scores[row]
@@ -241,7 +234,7 @@ def certainty(session, namespace, drafter, workspace, proposed, enabled):
     """How probable the likeliest next token is by what is known now: whether a slower source is worth asking."""
     knowledge, state, ballot = knowledge_at(session, namespace, drafter), state_at(session), _ballot_at(workspace)
     ballot.header[ev.USED_STAMP] += 1
-    blend.gather(knowledge, state, 0, ballot, _proposal_at(proposed), enabled, _most_candidates(knowledge))
+    blend.gather(knowledge, state, 0, ballot, _proposal_at(proposed), enabled, EVERYTHING)
     blend.score(knowledge.model, ballot)
     best = 0.0
     for row in range(ballot.header[ev.N_CANDIDATES]):
@@ -265,7 +258,7 @@ def learn_tokens(session, namespace, drafter, workspace, proposed, enabled, tail
         token = tokens[done]
         ballot.header[ev.USED_STAMP] += 1
         blend.foresee(knowledge, state.windows[0, 0], state.windows[0, 1])
-        blend.gather(knowledge, state, 0, ballot, draft, enabled, _most_candidates(knowledge))
+        blend.gather(knowledge, state, 0, ballot, draft, enabled, EVERYTHING)
         blend.score(knowledge.model, ballot)
         blend.learn(knowledge.model, ballot, token)
         state.proposed[0] = proposal.follow(draft[0], draft[1], state.proposed[0], token)

@@ -119,13 +119,15 @@ def _uses(enabled, source):
 
 
 @inner(inline=False)
-def gather(knowledge, places, place, ballot, draft, enabled, most):
-    """Collect the candidates at a place, at most `most`, and the evidence for each. THE LIST OF SOURCES.
+def gather(knowledge, places, place, ballot, draft, enabled, fitting):
+    """Collect the candidates at a place and the evidence for each. THE LIST OF SOURCES.
 
-    `draft` is the caller's own (tokens, parents, probs). `enabled` has a bit per `Source`. Candidates are few (48), so
-    the sources stand in order of how much they know.
+    `draft` is the caller's own (tokens, parents, probs). `enabled` has a bit per `Source`. `fitting` is how often the
+    least probability that a candidate must have goes into what all together can have: more candidates than that are not
+    needed. They are few in any case (48), so the sources stand in order of how much they know.
     """
-    ev.clear(ballot, most)
+    ev.clear(ballot, ev.MAX_CANDIDATES if len(knowledge.kinds) else ev.FEWER_CANDIDATES)
+    ev.narrow(ballot, fitting, 0.0)
     window, filled, path, pointers = places.windows[place], places.filled[place], places.path, places.pointers
     last = window[0] if filled > 0 else -1
     before_last = window[1] if filled > 1 else -1
@@ -138,16 +140,18 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
     session_total, session_distinct, session_length = 0, 0, 0
     if _uses(enabled, _SESSION):  # this session's text
         stored, session_length = pt.look_up(knowledge.session, window, filled, path)
-        session_total, session_distinct = contexts.add_contexts(
-            ballot, knowledge.session, path, stored, session_length, places.now[place],
-            ev.SESSION_FIRST, ev.SESSION_NEXT, ev.SESSION_FIRST_CELLS, ev.SESSION_NEXT_CELLS, ev.BY_SESSION,
-        )  # fmt: skip
         if _uses(enabled, _POINTER):  # and the passage of it that is being copied
             copy_pointer.seat(knowledge.session, pointers, place, SESSION_POINTER, path, stored, session_length)
-            copy_pointer.add_pointed(
+            pointed = copy_pointer.add_pointed(
                 ballot, knowledge.session, pointers, place, SESSION_POINTER,
                 ev.SESSION_POINTER, ev.SESSION_POINTER_CELLS,
             )  # fmt: skip
+            ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
+        session_total, session_distinct, latest = contexts.add_contexts(
+            ballot, knowledge.session, path, stored, session_length, places.now[place],
+            ev.SESSION_FIRST, ev.SESSION_NEXT, ev.SESSION_FIRST_CELLS, ev.SESSION_NEXT_CELLS, ev.BY_SESSION,
+        )  # fmt: skip
+        ev.narrow(ballot, fitting, knowledge.model.cells[latest, RATE])
 
     memory_total, memory_distinct, memory_length = 0, 0, 0
     if _uses(enabled, _MEMORY):  # earlier outputs of the namespace, and earlier prompts where they are remembered
@@ -157,17 +161,19 @@ def gather(knowledge, places, place, ballot, draft, enabled, most):
         # Of outputs and prompts, those speak that match longer: of two memories that say the same, one is enough.
         prompts_speak = prompts_length > length
         memory_length = prompts_length if prompts_speak else length
-        memory_total, memory_distinct = contexts.add_contexts(
+        memory_total, memory_distinct, latest = contexts.add_contexts(
             ballot, knowledge.prompts if prompts_speak else knowledge.memory, prompts_path if prompts_speak else path,
             prompts_stored if prompts_speak else stored, memory_length, _LONG_AGO,
             ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.BY_MEMORY,
         )  # fmt: skip
+        ev.narrow(ballot, fitting, knowledge.model.cells[latest, RATE])
         if _uses(enabled, _POINTER):
             copy_pointer.seat(knowledge.memory, pointers, place, MEMORY_POINTER, path, stored, length)
-            copy_pointer.add_pointed(
+            pointed = copy_pointer.add_pointed(
                 ballot, knowledge.memory, pointers, place, MEMORY_POINTER,
                 ev.MEMORY_POINTER, ev.MEMORY_POINTER_CELLS,
             )  # fmt: skip
+            ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
 
     if _uses(enabled, _RECYCLING) and last >= 0:  # the target's own earlier opinions
         recycling.add_recycled(

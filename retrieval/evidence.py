@@ -20,6 +20,8 @@ from redraft.retrieval.kernel import inner
 
 MAX_CANDIDATES = 48  # per place in the tree, where corpora are asked
 FEWER_CANDIDATES = 24  # elsewhere: more would cost time and add nothing
+BREADTH, MIN_BREADTH = 0.8, 4  # of those that could come into the tree so many times as many, and so many at least
+LEAST_LEFT = 1e-3  # however sure a candidate is
 NOWHERE = MAX_CANDIDATES  # the row of candidates for which there is no room: written to, never read
 N_LOOKUP = 256  # entries of Ballot.lookup, of which few may collide
 N_USED = 256  # entries of Ballot.used
@@ -169,6 +171,17 @@ def clear(ballot, most):
     header[STAMP] += 1
     header[MOST] = most
     header[PRESENT] = 0
+
+
+@inner(inline=False)
+def narrow(ballot, fitting, taken):
+    """Want no more candidates here than could come into the tree, give or take a few.
+
+    fitting: how often the least probability that a candidate must have goes into what all can have together; taken: the
+    share of it that belongs to one that is there already.
+    """
+    further = np.int64(BREADTH * fitting * max(1.0 - taken, LEAST_LEFT))
+    ballot.header[MOST] = min(ballot.header[MOST], max(MIN_BREADTH, further + 1))
 
 
 @inner(inline=False)

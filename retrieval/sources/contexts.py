@@ -29,7 +29,7 @@ def add_contexts(
     """
     nodes, successors = trie.nodes, trie.successors
     most = min(MAX_SUCCESSORS, ballot.header[ev.MOST] // 2)
-    longest_total, longest_distinct = 0, 0
+    longest_total, longest_distinct, latest = 0, 0, np.int64(0)
     level, last_total = 0, 0
     for depth in range(stored, 0, -1):
         node = path[depth - 1]
@@ -49,6 +49,7 @@ def add_contexts(
                 break
             row = ev.candidate(ballot, token)
             first = ev.first_cell(first_cells, level, match, count, total, ev.recency(rank, distance))
+            latest = first if level + rank == 0 else latest
             if level:
                 put_by_level(ballot, row, first_slot, first, next_slot, ev.next_cell(next_cells, match, count, total))
             else:
@@ -62,7 +63,7 @@ def add_contexts(
         level += 1
         if level == MAX_LEVELS:
             break
-    return longest_total, longest_distinct
+    return longest_total, longest_distinct, latest
 
 
 @inner(inline=False)

@@ -74,16 +74,18 @@ def seat(trie, pointers, place, column, path, stored, length):
 
 @inner(inline=False)
 def add_pointed(ballot, trie, pointers, place, column, slot, base):
-    """The token under the pointer is a candidate."""
+    """The token under the pointer is a candidate; returns its cell, 0 if there is none."""
     at = pointers[place, column + AT]
     if at < 0 or at >= len(trie.text):
-        return
+        return np.int64(0)
     token = trie.text[at]
     if token < 0:
-        return
+        return np.int64(0)
     row = ev.candidate(ballot, token)
     history = pointers[place, column + HISTORY]
     older = 1 if history >> 4 else 0
     run = ev.run_bucket(pointers[place, column + RUN])
-    ev.put(ballot, row, slot, base + (run * 16 + (history & 15)) * 2 + older)
+    cell = np.int64(base + (run * 16 + (history & 15)) * 2 + older)
+    ev.put(ballot, row, slot, cell)
     ballot.named_by[row] |= ev.BY_POINTER
+    return cell
