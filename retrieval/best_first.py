@@ -173,6 +173,14 @@ def _expand(knowledge, work, draft, enabled, node, n_open, room, floor, min_prob
     return n_open
 
 
+@inner
+def _foresee_end(knowledge, places):
+    """`blend.foresee` for the end of the committed text."""
+    window, filled = places.windows[0], places.filled[0]
+    if filled > 0:
+        blend.foresee(knowledge, window[0], window[1:], filled - 1)
+
+
 @inner(inline=False)
 def _take_nodes(work, n, n_open, max_nodes):
     """The best open candidates become nodes n, n + 1, ... until one may have children in the tree.
@@ -211,7 +219,7 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
     places.proposed[0] = -1 if len(draft[0]) else -2
     work.ballot.header[ev.USED_STAMP] += 1
     floor = NEGLIGIBLE / max_nodes
-    blend.foresee(knowledge, places.windows[0, 0], places.windows[0, 1])
+    _foresee_end(knowledge, places)
     n, n_open, foreseen = 0, 0, -1
     while True:
         n_open = _expand(knowledge, work, draft, enabled, n - 1, n_open, max_nodes - n, floor, min_prob)
@@ -220,11 +228,11 @@ def draft_tree(session, namespace, drafter, workspace, proposed, enabled, max_no
             return n
         token, parent = work.tokens[n - 1], work.parents[n - 1]
         if slot != foreseen:
-            blend.foresee(knowledge, token, places.windows[parent + 1, 0])
+            blend.foresee(knowledge, token, places.windows[parent + 1], places.filled[parent + 1])
         if n_open > 0:  # the best of the others may come next
             foreseen = work.open_slots[n_open - 1]
             before = work.open_nodes[foreseen, 1] + 1
-            blend.foresee(knowledge, work.open_nodes[foreseen, 0], places.windows[before, 0])
+            blend.foresee(knowledge, work.open_nodes[foreseen, 0], places.windows[before], places.filled[before])
         blend.advance(knowledge, places, parent + 1, n, token)
         places.proposed[n] = proposal.follow(draft[0], draft[1], places.proposed[parent + 1], token)
 
@@ -257,7 +265,7 @@ def learn_tokens(session, namespace, drafter, workspace, proposed, enabled, tail
     while done < len(tokens) and pt.has_room(knowledge.session):
         token = tokens[done]
         ballot.header[ev.USED_STAMP] += 1
-        blend.foresee(knowledge, state.windows[0, 0], state.windows[0, 1])
+        _foresee_end(knowledge, state)
         blend.gather(knowledge, state, 0, ballot, draft, enabled, EVERYTHING)
         blend.score(knowledge.model, ballot)
         blend.learn(knowledge.model, ballot, token)

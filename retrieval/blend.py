@@ -23,6 +23,7 @@ import numpy as np
 
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.context_table import child_key, prefetch_node, prefetch_slot, root_key
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.exponential import exponential
 from redraft.retrieval.kernel import inner
@@ -45,6 +46,7 @@ LOG_KEPT = np.concatenate([[0], np.log1p(-1 / (np.arange(1, MAX_TRIALS + 1) + 0.
 _SESSION, _MEMORY, _CORPUS, _POINTER = Source.SESSION, Source.MEMORY, Source.CORPUS, Source.POINTER
 _RECYCLING, _SKIP, _FREQUENT, _CALLER = Source.RECYCLING, Source.SKIP, Source.FREQUENT, Source.CALLER
 
+FORESEEN = 8  # levels of a look-up whose memory is asked for ahead
 _LONG_AGO = 1 << 40  # positions in the memory are no times
 
 # columns of Places.pointers
@@ -87,14 +89,22 @@ def advance(knowledge, places, source, target, token):
 
 
 @inner(inline=False)
-def foresee(knowledge, last, before_last):
-    """Have the memory fetched that `gather` looks at first where the text ends with these two tokens."""
-    pt.prefetch_slot(knowledge.session, pt.ROOT, last)
-    pt.prefetch_slot(knowledge.memory, pt.ROOT, last)
+def foresee(knowledge, last, window, filled):
+    """Have the memory fetched that `gather` looks at first where the text ends with `window` (newest token first,
+    `filled` of them valid) and then `last`."""
+    key = child_key(root_key(pt.ROOT), last)
+    prefetch_slot(knowledge.session, key)
+    prefetch_slot(knowledge.memory, key)
+    for back in range(min(filled, FORESEEN - 1)):
+        key = child_key(key, window[back])
+        prefetch_slot(knowledge.session, key)
+        prefetch_slot(knowledge.memory, key)
+    before_last = window[0] if filled > 0 else np.int32(-1)
+    key = child_key(root_key(pt.SKIP_ROOT), before_last)
+    prefetch_slot(knowledge.session, key)
+    prefetch_slot(knowledge.memory, key)
     recycling.prefetch_slots(knowledge.recycled, before_last, last)
     recycling.prefetch_slots(knowledge.recycled_base, before_last, last)
-    pt.prefetch_slot(knowledge.session, pt.SKIP_ROOT, before_last)
-    pt.prefetch_slot(knowledge.memory, pt.SKIP_ROOT, before_last)
     weights = knowledge.model.weights
     prefetch(weights, ev.token_row(ev.LAST_ROWS, last))
     prefetch(weights, ev.token_row(ev.LAST_ROWS, last) + 1)
@@ -103,12 +113,19 @@ def foresee(knowledge, last, before_last):
 
 
 @inner(inline=False)
-def _foresee_rows(knowledge, last, before_last):
-    """The same for what the slots lead to."""
-    pt.prefetch_node(knowledge.session, pt.ROOT, last)
-    pt.prefetch_node(knowledge.memory, pt.ROOT, last)
-    pt.prefetch_node(knowledge.session, pt.SKIP_ROOT, before_last)
-    pt.prefetch_node(knowledge.memory, pt.SKIP_ROOT, before_last)
+def _foresee_rows(knowledge, window, filled):
+    """The same for what the slots lead to, `window` being the whole end of the text."""
+    key = root_key(pt.ROOT)
+    for back in range(min(filled, FORESEEN)):
+        key = child_key(key, window[back])
+        prefetch_node(knowledge.session, key)
+        prefetch_node(knowledge.memory, key)
+    if filled > 1:
+        key = child_key(root_key(pt.SKIP_ROOT), window[1])
+        prefetch_node(knowledge.session, key)
+        prefetch_node(knowledge.memory, key)
+    last = window[0] if filled > 0 else np.int32(-1)
+    before_last = window[1] if filled > 1 else np.int32(-1)
     recycling.prefetch_rows(knowledge.recycled, before_last, last)
     recycling.prefetch_rows(knowledge.recycled_base, before_last, last)
 
@@ -132,7 +149,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
     last = window[0] if filled > 0 else -1
     before_last = window[1] if filled > 1 else -1
 
-    _foresee_rows(knowledge, last, before_last)
+    _foresee_rows(knowledge, window, filled)
 
     if _uses(enabled, _CALLER):  # the caller's own draft
         proposal.add_proposed(ballot, draft[0], draft[1], draft[2], places.proposed[place])
@@ -156,6 +173,13 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
     memory_total, memory_distinct, memory_length = 0, 0, 0
     if _uses(enabled, _MEMORY):  # earlier outputs of the namespace, and earlier prompts where they are remembered
         stored, length = pt.look_up(knowledge.memory, window, filled, path)
+        if _uses(enabled, _POINTER):
+            copy_pointer.seat(knowledge.memory, pointers, place, MEMORY_POINTER, path, stored, length)
+            pointed = copy_pointer.add_pointed(
+                ballot, knowledge.memory, pointers, place, MEMORY_POINTER,
+                ev.MEMORY_POINTER, ev.MEMORY_POINTER_CELLS,
+            )  # fmt: skip
+            ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
         prompts_path = path[pt.MAX_CONTEXT :]
         prompts_stored, prompts_length = pt.look_up(knowledge.prompts, window, filled, prompts_path)
         # Of outputs and prompts, those speak that match longer: of two memories that say the same, one is enough.
@@ -167,13 +191,6 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
             ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.BY_MEMORY,
         )  # fmt: skip
         ev.narrow(ballot, fitting, knowledge.model.cells[latest, RATE])
-        if _uses(enabled, _POINTER):
-            copy_pointer.seat(knowledge.memory, pointers, place, MEMORY_POINTER, path, stored, length)
-            pointed = copy_pointer.add_pointed(
-                ballot, knowledge.memory, pointers, place, MEMORY_POINTER,
-                ev.MEMORY_POINTER, ev.MEMORY_POINTER_CELLS,
-            )  # fmt: skip
-            ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
 
     if _uses(enabled, _RECYCLING) and last >= 0:  # the target's own earlier opinions
         recycling.add_recycled(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.context_table import child_key, find, find_below, root_key, vacate
 from redraft.retrieval.kernel import inner, kernel
 
 __all__ = ["forget_block"]
@@ -19,27 +20,13 @@ __all__ = ["forget_block"]
 @inner(inline=False)
 def _delete(trie, node):
     """Take a context out of the table (closing the gap) and put it on the free list."""
-    header, nodes, slots = trie.header, trie.nodes, trie.slots
+    header, nodes = trie.header, trie.nodes
     entry = nodes[node, pt.FIRST]
     while entry >= 0:
         after = trie.successors[entry, pt.NEXT]
         pt.free_successor(trie, entry)
         entry = after
-    mask = len(slots) - 1
-    hole = pt.slot_of(nodes[node, pt.PARENT], nodes[node, pt.TOKEN]) & mask
-    while slots[hole] & mask != node:
-        hole = (hole + 1) & mask
-    probe = hole
-    while True:
-        probe = (probe + 1) & mask
-        other = slots[probe]
-        if other < 0:
-            break
-        home = pt.slot_of(nodes[other & mask, pt.PARENT], nodes[other & mask, pt.TOKEN]) & mask
-        if ((probe - home) & mask) >= ((probe - hole) & mask):
-            slots[hole] = other
-            hole = probe
-    slots[hole] = -1
+    vacate(trie, node)
     nodes[node, pt.PARENT] = header[pt.FREE_NODE]
     nodes[node, pt.TOTAL] = 0
     header[pt.FREE_NODE] = node
@@ -88,15 +75,17 @@ def forget_from(trie, start, window):
         position = pt.following(trie, position)
         if position < 0:
             return
-        node = pt.ROOT
+        node, key = pt.ROOT, root_key(pt.ROOT)
         for back in range(length):
-            node = pt.find(trie, node, window[length - 1 - back])
+            token = window[length - 1 - back]
+            key = child_key(key, token)
+            node = find(trie, node, key, token)
             if node < 0:
                 break
         if node >= 0:
             _forget_successor(trie, node, position)
         if length == 2:
-            node = pt.find(trie, pt.SKIP_ROOT, window[0])
+            node = find_below(trie, pt.SKIP_ROOT, window[0])
             if node >= 0:
                 _forget_successor(trie, node, position)
 

@@ -32,6 +32,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from redraft.retrieval import context_table
+from redraft.retrieval.context_table import PARENT, ROOT, SKIP_ROOT, TOKEN, child_key, enter, find, hashed, root_key
 from redraft.retrieval.kernel import inner, kernel
 from redraft.retrieval.prefetch import prefetch
 
@@ -43,9 +45,7 @@ BLOCK = 32  # tokens
 BLOCK_BITS = 5
 ROOM = 256  # tokens, the least by which a trie grows
 
-ROOT, SKIP_ROOT = 0, 1
-# columns of PrefixTrie.nodes
-PARENT, TOKEN, TOTAL, LAST, FIRST = range(5)
+TOTAL, LAST, FIRST = 2, 3, 4  # columns of PrefixTrie.nodes, beside PARENT and TOKEN
 LEAF = -2  # in FIRST: seen once, not expanded
 # columns of PrefixTrie.successors
 SUCCESSOR, COUNT, NEXT = range(3)
@@ -64,8 +64,7 @@ class PrefixTrie(NamedTuple):
     block_next, block_previous: int32[capacity / 32]  neighbouring block of the same document, -1 = none
     nodes: int32[n, 5]  PARENT, TOKEN, TOTAL, LAST, FIRST
     successors: int32[m, 3]  SUCCESSOR token, COUNT, NEXT entry in the list (-1 = end)
-    slots: int32[2**k]  open addressing over (parent, token); -1 = empty. The low k bits are the node; above them stand the
-        hash's bits from k on, so that a look-up rarely reads the row of another node, which is a cache miss
+    slots: int32[2**k]  the hash table (`context_table`); -1 = empty
     header: int64[8]  fill and free lists
     """
 
@@ -88,16 +87,11 @@ def create(tokens: int = 256) -> PrefixTrie:
         block_previous=np.full(blocks, -1, np.int32),
         nodes=np.zeros((n_nodes, 5), np.int32),
         successors=np.zeros((max(64, tokens // 2), 3), np.int32),
-        slots=np.full(_slots_for(n_nodes), -1, np.int32),
+        slots=np.full(context_table.slots_for(n_nodes), -1, np.int32),
         header=np.array([2, -1, 0, 0, -1, 0, 0, -1], np.int64),
     )
     trie.nodes[:2] = (-1, -1, 0, -1, -1)
     return trie
-
-
-def _slots_for(n_nodes: int) -> int:
-    """Power of two that keeps the table at most 2/3 full."""
-    return 1 << int(n_nodes * 3 // 2).bit_length()
 
 
 def _resized(array: np.ndarray, length: int, fill: int) -> np.ndarray:
@@ -121,22 +115,13 @@ def grown(trie: PrefixTrie) -> PrefixTrie:
     if _short(len(successors), trie.header[LIVE_SUCCESSORS], _SUCCESSORS_PER_TOKEN):
         successors = _resized(successors, len(successors) + max(len(successors) // 4, ROOM // 2), 0)
     if 3 * len(nodes) > 2 * len(slots):
-        slots = np.full(_slots_for(len(nodes)), -1, np.int32)
-        rehash(trie, slots)
+        slots = np.full(context_table.slots_for(len(nodes)), -1, np.int32)
+        context_table.rehash(trie.nodes, trie.header[NODES], TOTAL, slots)
     return PrefixTrie(text, block_next, block_previous, nodes, successors, slots, trie.header)
 
 
 def _short(length: int, used: int, per_token: int) -> bool:
     return 16 * used >= 15 * length or length - used < 2 * per_token
-
-
-@kernel(allocates=False)
-def rehash(trie, slots):
-    """Enter every live node into the empty table `slots`."""
-    for old in trie.slots:
-        if old >= 0:
-            node = old & (len(trie.slots) - 1)
-            enter(slots, slot_of(trie.nodes[node, PARENT], trie.nodes[node, TOKEN]), node)
 
 
 @inner
@@ -147,55 +132,6 @@ def has_room(trie):
         and len(trie.nodes) - trie.header[LIVE_NODES] - 2 >= _NODES_PER_TOKEN
         and len(trie.successors) - trie.header[LIVE_SUCCESSORS] >= _SUCCESSORS_PER_TOKEN
     )
-
-
-@inner
-def slot_of(parent, token):
-    """Hash of the pair, 31 bits; callers mask it to the table's size."""
-    mixed = (np.int64(parent) * 0x9E3779B1 + np.int64(token)) * 0x2545F4914F6CDD1D
-    return (mixed >> 29) & 0x7FFFFFFF
-
-
-@inner
-def enter(slots, key, node):
-    """Enter a node into the table that does not hold it; `key` is its `slot_of`."""
-    mask = len(slots) - 1
-    slot = key & mask
-    while slots[slot] >= 0:
-        slot = (slot + 1) & mask
-    slots[slot] = key & ~mask | node
-
-
-@inner
-def find(trie, parent, token):
-    """The node below `parent` for `token`, or -1."""
-    nodes, slots = trie.nodes, trie.slots
-    mask = len(slots) - 1
-    key = slot_of(parent, token)
-    slot = key & mask
-    while True:
-        entry = np.int64(slots[slot])
-        if entry < 0:
-            return np.int64(-1)
-        node = entry & mask
-        if (entry ^ key) & ~mask == 0 and nodes[node, PARENT] == parent and nodes[node, TOKEN] == token:
-            return node
-        slot = (slot + 1) & mask
-
-
-@inner
-def prefetch_slot(trie, parent, token):
-    """Have the line of the hash table fetched in which `find` begins."""
-    prefetch(trie.slots, slot_of(parent, token) & (len(trie.slots) - 1))
-
-
-@inner
-def prefetch_node(trie, parent, token):
-    """The same for the row of the node that `find` will look at first, when its slot has come."""
-    mask = len(trie.slots) - 1
-    key = slot_of(parent, token)
-    entry = np.int64(trie.slots[key & mask])
-    prefetch(trie.nodes, entry & mask if (entry ^ key) & ~mask == 0 else ROOT)
 
 
 @inner
@@ -261,8 +197,8 @@ def append_tokens(trie, tail, tokens, begin):
 
 
 @inner(inline=False)
-def _new_leaf(trie, parent, token, position):
-    """Store a context seen for the first time, its successor being at `position`."""
+def _new_leaf(trie, parent, key, token, position):
+    """Store a context seen for the first time, whose key is `key`, its successor being at `position`."""
     header, nodes, slots = trie.header, trie.nodes, trie.slots
     node = header[FREE_NODE]
     if node >= 0:
@@ -276,7 +212,7 @@ def _new_leaf(trie, parent, token, position):
     nodes[node, TOTAL] = 1
     nodes[node, LAST] = position
     nodes[node, FIRST] = LEAF
-    enter(slots, slot_of(parent, token), node)
+    enter(slots, hashed(key), node)
 
 
 @inner
@@ -349,14 +285,15 @@ def insert(trie, position):
     """
     text = trie.text
     token = text[position]
-    node, left = ROOT, preceding(trie, position)
+    node, key, left = ROOT, root_key(ROOT), preceding(trie, position)
     last = left
     for length in range(1, MAX_CONTEXT + 1):
         if left < 0:
             break
-        child = find(trie, node, text[left])
+        key = child_key(key, text[left])
+        child = find(trie, node, key, text[left])
         if child < 0:
-            _new_leaf(trie, node, text[left], position)
+            _new_leaf(trie, node, key, text[left], position)
             break
         first_time = _observe(trie, child, position, token)
         if first_time >= 0 and length < MAX_CONTEXT:
@@ -366,15 +303,16 @@ def insert(trie, position):
                 if further < 0:
                     break
             if further >= 0:
-                _new_leaf(trie, child, text[further], first_time)
+                _new_leaf(trie, child, child_key(key, text[further]), text[further], first_time)
         node, left = child, preceding(trie, left)
     if last < 0:
         return
     before_last = preceding(trie, last)
     if before_last >= 0:
-        child = find(trie, SKIP_ROOT, text[before_last])
+        key = child_key(root_key(SKIP_ROOT), text[before_last])
+        child = find(trie, SKIP_ROOT, key, text[before_last])
         if child < 0:
-            _new_leaf(trie, SKIP_ROOT, text[before_last], position)
+            _new_leaf(trie, SKIP_ROOT, key, text[before_last], position)
         else:
             _observe(trie, child, position, token)
 
@@ -390,9 +328,10 @@ def look_up(trie, window, n_window, path):
     `stored` where the longest stored context is a leaf whose text goes on matching to the left.
     """
     nodes, text = trie.nodes, trie.text
-    node, stored = ROOT, 0
+    node, key, stored = ROOT, root_key(ROOT), 0
     while stored < n_window:
-        node = find(trie, node, window[stored])
+        key = child_key(key, window[stored])
+        node = find(trie, node, key, window[stored])
         if node < 0:
             return stored, stored
         path[stored] = node

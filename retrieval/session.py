@@ -77,7 +77,9 @@ class Session:
         self._namespace = namespace
         self._lock = threading.Lock()
         self._prompt_length = len(prompt)
-        self._remembered = max(len(prompt) - PROMPT_TAIL, 0)  # what comes before this has joined the memory, or will not
+        self._remembered = max(
+            len(prompt) - PROMPT_TAIL, 0
+        )  # what comes before this has joined the memory, or will not
         self._recycled = drafter.no_recycling
         self._proposal = _NO_DRAFT
         self._bundle: Bundle | None = None

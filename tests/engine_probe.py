@@ -20,9 +20,9 @@ def _start(session, workspace):
 
 
 @kernel(allocates=False)
-def _evaluate(session, namespace, drafter, workspace, proposed, enabled, place, most, slots):
+def _evaluate(session, namespace, drafter, workspace, proposed, enabled, place, fitting, slots):
     knowledge, work = knowledge_at(session, namespace, drafter), best_first._workspace_at(workspace)
-    blend.gather(knowledge, work.places, place, work.ballot, best_first._proposal_at(proposed), enabled, most)
+    blend.gather(knowledge, work.places, place, work.ballot, best_first._proposal_at(proposed), enabled, fitting)
     blend.score(knowledge.model, work.ballot)
     for row in range(work.ballot.header[ev.N_CANDIDATES]):
         slots[row] = blend.strongest_slot(knowledge.model, work.ballot, row)
@@ -53,9 +53,9 @@ class Probe:
             self._bundle.addresses, session._proposal.addresses,
         )  # fmt: skip
 
-    def evaluate(self, place=0, most=ev.FEWER_CANDIDATES):
-        """[(token, named_by, {slot: cell}, probability, source)] in the engine's order, at most `most`."""
-        _evaluate(*self._knowledge(), self._session._drafter.enabled, place, most, self._slots)
+    def evaluate(self, place=0, fitting=best_first.EVERYTHING):
+        """[(token, named_by, {slot: cell}, probability, source)] in the engine's order; `fitting` as `blend.gather` has it."""
+        _evaluate(*self._knowledge(), self._session._drafter.enabled, place, float(fitting), self._slots)
         ballot = self._work.ballot
         found = []
         for row in range(int(ballot.header[ev.N_CANDIDATES])):

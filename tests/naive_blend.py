@@ -76,8 +76,15 @@ class Ballot(dict):
 
     common: list
 
-    def __init__(self, most):
-        self.most = most
+    def __init__(self, fitting):
+        self.most = ev.FEWER_CANDIDATES
+        self.fitting = fitting
+        self.narrow(0.0)
+
+    def narrow(self, taken):
+        """No more candidates than could come into a tree, now that one has the probability `taken`."""
+        further = int(ev.BREADTH * self.fitting * max(1 - taken, ev.LEAST_LEFT))
+        self.most = min(self.most, max(ev.MIN_BREADTH, further + 1))
 
     def named(self, token):
         if token in self or len(self) < self.most:
@@ -138,9 +145,9 @@ class NaiveSession:
     def uses(self, source):
         return bool(self.enabled >> source & 1)
 
-    def gather(self, place, most=ev.FEWER_CANDIDATES):
-        """The candidates at a place, at most `most`, as a Ballot. Seats the place's pointers."""
-        ballot = Ballot(most)
+    def gather(self, place, fitting=1e9):
+        """The candidates at a place, of which no more than `fitting` could be of use, as a Ballot. Seats the place's pointers."""
+        ballot = Ballot(fitting)
         if self.uses(Source.CALLER):
             self._add_proposal(ballot, place)
         matched, lengths = [], {}
@@ -150,12 +157,15 @@ class NaiveSession:
             length, spoken = memory.longest(place.text), memory
             if source == Source.MEMORY and self.shared.prompts.longest(place.text) > length:
                 spoken = self.shared.prompts
-            match, total, distinct = self._add_contexts(ballot, spoken, place.text, slots[:2], cells[:2], named_by)
+            if self.uses(Source.POINTER):
+                self._add_pointer(ballot, memory, pointer, place.text, length, slots[2], cells[3])
+            match, total, distinct, latest = self._add_contexts(
+                ballot, spoken, place.text, slots[:2], cells[:2], named_by
+            )
+            ballot.narrow(self.shared.cells[latest][model.RATE])
             lengths[source] = match
             if match:
                 matched.append((slots[0], ev.absent_cell(cells[2], match, total, distinct)))
-            if self.uses(Source.POINTER):
-                self._add_pointer(ballot, memory, pointer, place.text, length, slots[2], cells[3])
         if self.uses(Source.RECYCLING):
             self._add_recycled(ballot, place.text)
         for own, slot, cells, absent in (
@@ -177,7 +187,10 @@ class NaiveSession:
         ballot.common = [
             (ev.situation(lengths.get(Source.SESSION, 0), lengths.get(Source.MEMORY, 0), 0), blend.WEIGHT_RATE),
             (ev.LAST_ROWS + (place.text[-1] if place.text else -1) % ev.N_TOKEN_ROWS, blend.LAST_RATE),
-            (ev.BEFORE_LAST_ROWS + (place.text[-2] if len(place.text) > 1 else -1) % ev.N_TOKEN_ROWS, blend.WEIGHT_RATE),
+            (
+                ev.BEFORE_LAST_ROWS + (place.text[-2] if len(place.text) > 1 else -1) % ev.N_TOKEN_ROWS,
+                blend.WEIGHT_RATE,
+            ),
         ]
         for slot, cell in matched:
             for evidence in ballot.values():
@@ -214,8 +227,9 @@ class NaiveSession:
                 evidence.named_by |= ev.BY_CALLER
 
     def _add_contexts(self, ballot, memory, text, slots, cells, named_by):
-        """The longest context, then shorter ones that occurred more often; (length, total, distinct) of the longest."""
-        longest, levels = (0, 0, 0), 0
+        """The longest context, then shorter ones that occurred more often; (length, total, distinct, cell of its latest
+        successor) of the longest."""
+        longest, levels, latest = (0, 0, 0), 0, 0
         last_total = 0
         for length in range(memory.longest(text), 0, -1):
             key = "plain", tuple(text[-length:])
@@ -226,22 +240,23 @@ class NaiveSession:
             # a session's own text is timed from 1: what follows it next would be written at len(text) + 1
             age = len(text) + 1 - memory.latest[key] if memory is self.own else 10**9
             for rank, (token, count) in enumerate(successors):
+                cell = ev.first_cell(cells[0], levels, length, count, total, ev.recency(rank, age))
+                if rank == levels == 0:
+                    latest = cell
                 evidence = ballot.named(token)
                 if evidence is None:
                     continue
                 if slots[0] not in evidence.cells:
-                    recency = ev.recency(rank, age)
-                    evidence.cells[slots[0]] = ev.first_cell(cells[0], levels, length, count, total, recency)
+                    evidence.cells[slots[0]] = cell
                     evidence.named_by |= named_by
                 elif slots[1] not in evidence.cells:
                     evidence.cells[slots[1]] = ev.next_cell(cells[1], length, count, total)
             if levels == 0:
                 longest = length, total, len(successors)
             levels, last_total = levels + 1, total
-        return longest
+        return *longest, latest
 
-    @staticmethod
-    def _add_pointer(ballot, memory, pointer, text, match, slot, base):
+    def _add_pointer(self, ballot, memory, pointer, text, match, slot, base):
         if match:
             time = memory.latest["plain", tuple(text[-match:])]
             document, at = memory.place_of(time) if time is not None else (None, None)
@@ -254,6 +269,7 @@ class NaiveSession:
             older = int(any(pointer.misses[:4]))
             evidence.cells[slot] = base + (ev.run_bucket(pointer.run) * 16 + recent) * 2 + older
             evidence.named_by |= ev.BY_POINTER
+            ballot.narrow(self.shared.cells[evidence.cells[slot]][model.RATE])
 
     def _add_recycled(self, ballot, text):
         for n, slot, base in (

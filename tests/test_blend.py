@@ -14,6 +14,7 @@ from streams import edited, some_tokens
 
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import model, session
+from redraft.retrieval.best_first import EVERYTHING
 from redraft.retrieval.candidates import Candidates
 from redraft.retrieval.config import DraftConfig
 from redraft.retrieval.dense_search import DenseSearch
@@ -46,9 +47,9 @@ def compare_places(engine, twin, rng, steps=3):
         twin.place.neighbours,
     )
     for at in range(steps):
-        for most in (6, ev.FEWER_CANDIDATES):
-            ballot = twin.gather(place, most)
-            assert_same_evidence(probe.evaluate(at, most), ballot, twin.score(ballot))
+        for fitting in (2, 12, 40, EVERYTHING):
+            ballot = twin.gather(place, fitting)
+            assert_same_evidence(probe.evaluate(at, fitting), ballot, twin.score(ballot))
         if not ballot:
             return
         token = int(rng.choice(list(ballot)[:4]))

@@ -7,6 +7,7 @@ import pytest
 from naive_trie import NaiveContexts
 from trie_invariants import check_invariants
 
+from redraft.retrieval import context_table
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.forgetting import forget_block
 from redraft.retrieval.kernel import kernel
@@ -14,9 +15,10 @@ from redraft.retrieval.kernel import kernel
 
 @kernel
 def find_key(trie, root, reversed_tokens):
-    node = root
+    node, key = root, context_table.root_key(root)
     for token in reversed_tokens:
-        node = pt.find(trie, node, token)
+        key = context_table.child_key(key, token)
+        node = context_table.find(trie, node, key, token)
         if node < 0:
             return node
     return node
@@ -78,8 +80,12 @@ def successors(trie, node):
 def assert_same(documents: Documents, naive: NaiveContexts, rng, exact_counts=True):
     trie = documents.trie
     check_invariants(trie)
-    keys = {key for document in naive.documents.values() for at in range(len(document))
-            for key in naive._contexts(document, at)}
+    keys = {
+        key
+        for document in naive.documents.values()
+        for at in range(len(document))
+        for key in naive._contexts(document, at)
+    }
     for key in keys:
         kind, tokens = key
         occurrences = naive.occurrences(key)
@@ -186,18 +192,23 @@ def test_a_trie_grows_seldom_and_keeps_little_idle():
 
 
 @kernel
-def add_leaf(trie, parent, token):
-    pt._new_leaf(trie, parent, token, 0)
+def add_leaf(trie, parent, key, token):
+    pt._new_leaf(trie, parent, key, token, 0)
 
 
-@pytest.mark.parametrize(("parent", "token"), [(558319, 32377), (1129858, 6404), (3027792, 16553)])
-def test_contexts_of_the_same_hash_are_told_apart(parent, token):
-    """Contexts whose 31 bits are all those of the root's token 0: the table keeps what is above its size."""
-    assert pt.slot_of(parent, token) == pt.slot_of(pt.ROOT, 0)
+@pytest.mark.parametrize(("first", "second"), [(106759, 42186), (114944, 12186), (133727, 948)])
+def test_contexts_of_the_same_hash_are_told_apart(first, second):
+    """Contexts of two tokens whose 31 bits are all those of token 0 alone: the table keeps what is above its size."""
+    root = context_table.root_key(pt.ROOT)
+    zero, above = context_table.child_key(root, 0), context_table.child_key(root, first)
+    below = context_table.child_key(above, second)
+    assert context_table.hashed(zero) == context_table.hashed(below)
     trie = pt.create(64)
-    add_leaf(trie, pt.ROOT, 0)
-    first = find_key(trie, pt.ROOT, np.array([0]))
-    assert first >= 2 and find_key(trie, parent, np.array([token])) == -1
-    add_leaf(trie, parent, token)
-    assert find_key(trie, pt.ROOT, np.array([0])) == first
-    assert find_key(trie, parent, np.array([token])) not in (-1, first)
+    add_leaf(trie, pt.ROOT, zero, 0)
+    add_leaf(trie, pt.ROOT, above, first)
+    node = find_key(trie, pt.ROOT, np.array([0]))
+    assert node >= 2 and find_key(trie, pt.ROOT, np.array([first, second])) == -1
+    parent = find_key(trie, pt.ROOT, np.array([first]))
+    add_leaf(trie, parent, below, second)
+    assert find_key(trie, pt.ROOT, np.array([0])) == node
+    assert find_key(trie, pt.ROOT, np.array([first, second])) not in (-1, node, parent)

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from redraft.retrieval import context_table
 from redraft.retrieval import prefix_trie as pt
+
+
+def key_of(trie: pt.PrefixTrie, node: int) -> tuple[int, int]:
+    """A context's key, put together from the root down as a look-up does."""
+    tokens = []
+    while node not in (pt.ROOT, pt.SKIP_ROOT):
+        tokens.append(trie.nodes[node, pt.TOKEN])
+        node = int(trie.nodes[node, pt.PARENT])
+    key = context_table.root_key(node)
+    for token in reversed(tokens):
+        key = context_table.child_key(key, token)
+    return key
 
 
 def check_invariants(trie: pt.PrefixTrie) -> None:
@@ -13,7 +26,9 @@ def check_invariants(trie: pt.PrefixTrie) -> None:
     used = 0
     for node in live:
         parent, token, total, last, first = (int(x) for x in trie.nodes[node])
-        assert parent in alive and pt.find(trie, parent, token) == node
+        key = key_of(trie, node)
+        assert parent in alive and context_table.find(trie, parent, key, token) == node
+        assert context_table.hash_of(trie.nodes, node) == context_table.hashed(key)
         assert parent in (pt.ROOT, pt.SKIP_ROOT) or trie.nodes[parent, pt.FIRST] != pt.LEAF
         if first == pt.LEAF:
             assert total == 1 and trie.text[last] >= 0

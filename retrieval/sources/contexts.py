@@ -12,6 +12,7 @@ import numpy as np
 
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
+from redraft.retrieval.context_table import child_key, find_below, prefetch_node, prefetch_slot, root_key
 from redraft.retrieval.kernel import inner
 
 MAX_LEVELS = 2
@@ -22,7 +23,8 @@ MAX_SUCCESSORS = 16  # read per context, and no more than half of the candidates
 def add_contexts(
     ballot, trie, path, stored, length, now, first_slot, next_slot, first_cells, next_cells, named_by
 ):  # fmt: skip
-    """Add the successors of the matched contexts; returns (total, distinct) of the longest, (0, 0) if none matched.
+    """Add the successors of the matched contexts; returns (total, distinct, cell of the successor last seen) of the
+    longest, zeros if none matched.
 
     `path`, `stored`, `length` as `prefix_trie.look_up` gives them; `now` is the position of the next token where
     positions are times, as in a session's own text, else a large number.
@@ -85,7 +87,7 @@ def mark_absent(ballot, first_slot, cell):
 @inner(inline=False)
 def add_skips(ballot, trie, before_last, slot, base):
     """Candidates that once followed two places after the token before the last, whatever stood between."""
-    node = pt.find(trie, pt.SKIP_ROOT, before_last)
+    node = find_below(trie, pt.SKIP_ROOT, before_last)
     if node < 0:
         return
     total = trie.nodes[node, pt.TOTAL]
@@ -129,12 +131,12 @@ def add_ages(ballot, trie, now, last, before_last):
         n_new += np.int64((used[at, 0] != stamp) | (used[at, 1] != token))
     # In passes over all that are new to this draft, for then the misses of one pass are waited for together.
     for i in range(n_new):
-        pt.prefetch_slot(trie, pt.ROOT, ballot.tokens[new[i]])
+        prefetch_slot(trie, child_key(root_key(pt.ROOT), ballot.tokens[new[i]]))
     for i in range(n_new):
-        pt.prefetch_node(trie, pt.ROOT, ballot.tokens[new[i]])
+        prefetch_node(trie, child_key(root_key(pt.ROOT), ballot.tokens[new[i]]))
     for i in range(n_new):
         token = np.int64(ballot.tokens[new[i]])
-        node = pt.find(trie, pt.ROOT, token)
+        node = find_below(trie, pt.ROOT, token)
         at = _used_at(token)
         used[at, 0], used[at, 1] = stamp, token
         used[at, 2] = trie.nodes[node, pt.LAST] if node >= 0 else -1
