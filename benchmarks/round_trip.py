@@ -263,9 +263,7 @@ def show(record: dict) -> None:
         print("  ".join(f"{value:>{max(9, len(name))}}" for name, value in zip(names, row)))
     for name, figures in record["streams"].items():
         step, bare = figures["step"], figures["bare"]
-        print(
-            f"batch 1, {name}: p50 {step['p50']} us, p99 {step['p99']} us; bare messages {bare['p50']}, {bare['p99']}"
-        )
+        print(f"batch 1, {name}: p50 {step['p50']} us, p99 {step['p99']} us; bare messages {bare['p50']}, {bare['p99']}")
     for figures in record["bystander"]:
         quiet, disturbed = figures["undisturbed"], figures["disturbed"]
         print(

@@ -229,9 +229,7 @@ def main() -> None:
     header = ("stream", "tokens/step", "draft p50", "p99", "x ordinary", "commit/token", "open/token", "close/token")
     print(table(header, [row(name, summary, ordinary_p50) for name, summary in summaries.items()]))
     ratio, limit = two_threads(contender), processor_itself()
-    print(
-        f"\ntwo threads for two sessions take {ratio:.2f} times as long as one thread for one; plain arithmetic {limit:.2f}"
-    )
+    print(f"\ntwo threads for two sessions take {ratio:.2f} times as long as one thread for one; plain arithmetic {limit:.2f}")
     batches = two_threads_of_batches(contender) if isinstance(contender, Redraft) else None
     if batches:
         print(f"two threads for eight sessions each in one call: {batches:.2f} times as long as one thread")

@@ -157,6 +157,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
     session_total, session_distinct, session_length = 0, 0, 0
     if _uses(enabled, _SESSION):  # this session's text
         stored, session_length = pt.look_up(knowledge.session, window, filled, path)
+        contexts.foresee_skips(knowledge.session, before_last)
         if _uses(enabled, _POINTER):  # and the passage of it that is being copied
             copy_pointer.seat(knowledge.session, pointers, place, SESSION_POINTER, path, stored, session_length)
             pointed = copy_pointer.add_pointed(
@@ -165,7 +166,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
             )  # fmt: skip
             ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
         session_total, session_distinct, latest = contexts.add_contexts(
-            ballot, knowledge.session, path, stored, session_length, places.now[place],
+            ballot, knowledge.session, knowledge.session, path, stored, session_length, places.now[place],
             ev.SESSION_FIRST, ev.SESSION_NEXT, ev.SESSION_FIRST_CELLS, ev.SESSION_NEXT_CELLS, ev.BY_SESSION,
         )  # fmt: skip
         ev.narrow(ballot, fitting, knowledge.model.cells[latest, RATE])
@@ -186,7 +187,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
         prompts_speak = prompts_length > length
         memory_length = prompts_length if prompts_speak else length
         memory_total, memory_distinct, latest = contexts.add_contexts(
-            ballot, knowledge.prompts if prompts_speak else knowledge.memory, prompts_path if prompts_speak else path,
+            ballot, knowledge.session, knowledge.prompts if prompts_speak else knowledge.memory, prompts_path if prompts_speak else path,
             prompts_stored if prompts_speak else stored, memory_length, _LONG_AGO,
             ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.BY_MEMORY,
         )  # fmt: skip
@@ -212,6 +213,8 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
             ballot, knowledge.neighbours, places.following[place], places.now[place], 1, ev.RERANK, ev.RERANK_CELLS
         )
 
+    contexts.foresee_ages(ballot, knowledge.session)
+    track_record.foresee_track_records(ballot, knowledge.model.cells, last)
     if _uses(enabled, _SKIP) and before_last >= 0:  # contexts that skip a token
         contexts.add_skips(ballot, knowledge.session, before_last, ev.SESSION_SKIP, ev.SESSION_SKIP_CELLS)
         contexts.add_skips(ballot, knowledge.memory, before_last, ev.MEMORY_SKIP, ev.MEMORY_SKIP_CELLS)

@@ -53,7 +53,9 @@ MAX_CORPORA = 8  # indexes asked at once
 ) = range(21)
 
 # Which kind of evidence names a candidate: chooses the weights it is judged by.
-BY_SESSION, BY_MEMORY, BY_CORPUS, BY_POINTER, BY_SKIP, BY_RECYCLING, BY_CALLER, BY_DENSE = (1 << i for i in range(8))
+BY_SESSION, BY_MEMORY, BY_CORPUS, BY_POINTER, BY_SKIP, BY_RECYCLING, BY_CALLER, BY_DENSE = (
+    1 << i for i in range(8)
+)
 N_SETS = 1 << 8
 N_SITUATIONS = 6 * 6 * 3  # lengths of the longest matches in session, memory and corpora
 N_TOKEN_ROWS = 1024  # rows of weights by the last token, and as many by the one before; tokens share them

@@ -77,9 +77,7 @@ class Session:
         self._namespace = namespace
         self._lock = threading.Lock()
         self._prompt_length = len(prompt)
-        self._remembered = max(
-            len(prompt) - PROMPT_TAIL, 0
-        )  # what comes before this has joined the memory, or will not
+        self._remembered = max(len(prompt) - PROMPT_TAIL, 0)  # what comes before this has joined the memory, or will not
         self._recycled = drafter.no_recycling
         self._proposal = _NO_DRAFT
         self._bundle: Bundle | None = None
@@ -144,8 +142,8 @@ class Session:
         Raises SessionClosedError, ValueError, TypeError.
         """
         config = self._drafter.config
-        max_nodes = as_count(config.max_nodes if max_nodes is None else max_nodes, best_first.MAX_BUDGET, "max_nodes")
-        min_prob = as_probability(config.min_prob if min_prob is None else min_prob, "min_prob")
+        max_nodes = config.max_nodes if max_nodes is None else as_count(max_nodes, best_first.MAX_BUDGET, "max_nodes")
+        min_prob = config.min_prob if min_prob is None else as_probability(min_prob, "min_prob")
         with self._lock:
             self._ready()
             self._propose(proposal)
@@ -200,8 +198,9 @@ class Session:
     def _propose(self, proposal) -> None:
         """Take the caller's draft for this step, to be drafted from and, at the next commit, learned from."""
         if proposal is None:
-            self._proposal = _NO_DRAFT
-            self._state.proposed[0] = -2
+            if self._proposal is not _NO_DRAFT:
+                self._proposal = _NO_DRAFT
+                self._state.proposed[0] = -2
             return
         vocab_size = self._drafter.config.vocab_size
         if not isinstance(proposal, DraftTree):

@@ -250,9 +250,7 @@ class Text:
     def __getitem__(self, at) -> np.ndarray:
         if isinstance(at, slice):
             begin, end, step = at.indices(len(self))
-            return (
-                entries_of(self._array, begin, max(begin, end))[0] if step == 1 else self[np.arange(begin, end, step)]
-            )
+            return entries_of(self._array, begin, max(begin, end))[0] if step == 1 else self[np.arange(begin, end, step)]
         places = np.asarray(at, np.int64)
         if places.size and not 0 <= places.min() <= places.max() < len(self):
             raise IndexError(f"positions: wanted 0..{len(self) - 1}, got {places.min()}..{places.max()}")

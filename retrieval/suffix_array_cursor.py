@@ -214,7 +214,9 @@ def array_shorten(array, low, high, length, frequent, window):
         suffix = np.int64(contexts[suffix, SHORTER])
     low, high, found, suffix = cursor_of(array, suffix)
     if suffix == frequent:  # else none of those between occurs more often, for the longer `frequent` does not
-        low, high, found = _longest(array, low, high, found, window, np.int64(length) - 1, size, np.int64(length) - 1)
+        low, high, found = _longest(
+            array, low, high, found, window, np.int64(length) - 1, size, np.int64(length) - 1
+        )
     return low, high, found, suffix
 
 
@@ -295,9 +297,7 @@ def find(array: SuffixArray, context, max_length: int = 32) -> tuple[int, int, i
     return int(low), int(high), int(length), int(frequent)
 
 
-def successors(
-    array: SuffixArray, low: int, high: int, length: int, frequent: int
-) -> tuple[np.ndarray, np.ndarray, int]:
+def successors(array: SuffixArray, low: int, high: int, length: int, frequent: int) -> tuple[np.ndarray, np.ndarray, int]:
     """(tokens, counts, distinct): up to eight most frequent next tokens of a cursor (int32 each), and how many different
     ones there are; see `array_successors`."""
     tokens, counts = np.empty(SUCCESSORS, np.int32), np.empty(SUCCESSORS, np.int32)

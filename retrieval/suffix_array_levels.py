@@ -87,9 +87,7 @@ def advance_levels(array, source, target, window, max_length):
     if length == 0:
         low, high, frequent = np.int64(0), array.sizes[N], np.int64(0)
     below = _known(source, 1)
-    too_long = (
-        length == max_length
-    )  # one token of it is dropped; what is left ends at the same positions, or is a level
+    too_long = length == max_length  # one token of it is dropped; what is left ends at the same positions, or is a level
     if too_long and below and source[CURSOR + 2] == length - 1:
         level, too_long = 1, False
         low, high, length, frequent = _cursor(source, 1)

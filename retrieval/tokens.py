@@ -72,9 +72,7 @@ def as_step(item, session_type: type) -> tuple:
     """
     if not isinstance(item, (tuple, list)) or not 2 <= len(item) <= 5:
         came = f"{len(item)} things" if isinstance(item, (tuple, list)) else type(item).__name__
-        raise TypeError(
-            f"step: wanted (session, tokens[, candidates[, hidden[, proposal]]]) for each session, got {came}"
-        )
+        raise TypeError(f"step: wanted (session, tokens[, candidates[, hidden[, proposal]]]) for each session, got {came}")
     if not isinstance(item[0], session_type):
         raise TypeError(f"step: wanted a session of this drafter first, got {type(item[0]).__name__}")
     return (*item, None, None, None)[:5]

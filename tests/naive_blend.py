@@ -187,10 +187,7 @@ class NaiveSession:
         ballot.common = [
             (ev.situation(lengths.get(Source.SESSION, 0), lengths.get(Source.MEMORY, 0), 0), blend.WEIGHT_RATE),
             (ev.LAST_ROWS + (place.text[-1] if place.text else -1) % ev.N_TOKEN_ROWS, blend.LAST_RATE),
-            (
-                ev.BEFORE_LAST_ROWS + (place.text[-2] if len(place.text) > 1 else -1) % ev.N_TOKEN_ROWS,
-                blend.WEIGHT_RATE,
-            ),
+            (ev.BEFORE_LAST_ROWS + (place.text[-2] if len(place.text) > 1 else -1) % ev.N_TOKEN_ROWS, blend.WEIGHT_RATE),
         ]
         for slot, cell in matched:
             for evidence in ballot.values():
@@ -306,7 +303,7 @@ class NaiveSession:
     def _add_skips(ballot, memory, text, slot, base):
         key = ("skip", (text[-2],)) if len(text) > 1 else None
         total = len(memory.seen.get(key, []))
-        for rank, (token, count) in enumerate(memory.successors(key)[:6]):
+        for rank, (token, count) in enumerate(memory.successors(key)[: min(contexts.MAX_SKIPS, ballot.most)]):
             evidence = ballot.named(token)
             if evidence is not None:
                 counts = 0 if count == 1 else 1 if count == 2 else 2 if count <= 5 else 3

@@ -162,7 +162,9 @@ def test_both_kinds_give_the_same_trees_where_contexts_occur_thousands_of_times(
     """Frequent contexts, with more than eight successors, beside rare ones: whatever a draft asks is counted exactly."""
     rng = random.Random(0)
     phrases = [[rng.randrange(V) for _ in range(rng.randint(1, 9))] for _ in range(60)]
-    documents = [[token for _ in range(80) for token in rng.choices(phrases, range(60, 0, -1))[0]] for _ in range(60)]
+    documents = [
+        [token for _ in range(80) for token in rng.choices(phrases, range(60, 0, -1))[0]] for _ in range(60)
+    ]
     trees = 0
     with (
         Drafter(CONFIG, indexes=[write(tmp_path / KINDS[0], documents, KINDS[0])]) as one,

@@ -277,9 +277,7 @@ def test_killed_builds_resume_and_end_in_the_same_bytes(tmp_path, corpus, tokeni
     build = ["index", "build", corpus, "--tokenizer", tokenizer, "--force", "-o"]
     assert finish(start(*build, undisturbed))[0] == 0
     rng, killed = random.Random(2), 0
-    for more_parts in rng.choices(
-        (0, 0, 1, 2, 3), k=20
-    ):  # at a random moment after so many more of the parts are there
+    for more_parts in rng.choices((0, 0, 1, 2, 3), k=20):  # at a random moment after so many more of the parts are there
         wanted = len(list(work.glob("part-*.json"))) + more_parts
         process = start(*build, index)
         wait_for(lambda: process.poll() is not None or len(list(work.glob("part-*.json"))) >= wanted)  # noqa: B023
@@ -402,12 +400,7 @@ def test_memory_limit_chooses_the_kind_or_stops_early(tmp_path, capsys, tokenize
         assert not (tmp_path / "my.index").exists()
     for megabytes in (-100, 1):  # no part of a corpus takes less
         code, err = build_within(megabytes)
-        assert (
-            code == 1
-            and "--memory-limit is" in err
-            and "are in use before the first token" in err
-            and "shard" not in err
-        )
+        assert code == 1 and "--memory-limit is" in err and "are in use before the first token" in err and "shard" not in err
     for megabytes, kind in ((180, "suffix_array"), (2000, "suffix_automaton")):
         code, err = build_within(megabytes)
         assert code == 0 and content(tmp_path / "my.index")["manifest"]["kind"] == kind

@@ -117,10 +117,7 @@ def test_round_trip_of_a_suffix_array(array_path):
 @pytest.mark.parametrize("kind", ["suffix_automaton", "suffix_array"])
 def test_opened_arrays_are_mapped_and_read_only(tmp_path, kind):
     with open_index(write(tmp_path / "my.index", kind=kind)) as index:
-        for array in (
-            index.document_ends,
-            *((index.tokens, *index.automaton) if index.automaton else index.array[:-1]),
-        ):
+        for array in (index.document_ends, *((index.tokens, *index.automaton) if index.automaton else index.array[:-1])):
             assert isinstance(array.base, np.memmap) or isinstance(array.base.base, np.memmap)
             assert not array.flags.writeable
 

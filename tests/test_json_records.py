@@ -37,11 +37,7 @@ SHAREGPT = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
         ({"text": ""}, {}, []),
         ({"content": "no", "text": "yes"}, {}, ["yes"]),
         ({"conversations": SHAREGPT, "messages": CHAT[:2]}, {}, ["answer"]),
-        (
-            [{"role": "tool", "content": "no"}, {"role": "assistant", "from": "user", "content": "yes", "value": "no"}],
-            {},
-            ["yes"],
-        ),
+        ([{"role": "tool", "content": "no"}, {"role": "assistant", "from": "user", "content": "yes", "value": "no"}], {}, ["yes"]),
         ([{"role": "assistant", "content": ["no", {"type": "image", "text": 5}, {"text": "yes"}, 7]}], {}, ["yes"]),
         ({"text": "\u2028 no line break \x85"}, {}, ["\u2028 no line break \x85"]),
     ],

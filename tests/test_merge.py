@@ -93,13 +93,9 @@ def test_options_are_those_that_all_have(tmp_path, shards, merged):
 def test_only_one_tokenizer(tmp_path):
     """Fingerprints count, names do not; of the last one, too."""
     paths = [make(tmp_path / f"{i}.index", [[i]], "ab12" if i < 2 else "cd34") for i in range(3)]
-    with pytest.raises(
-        IndexFormatError, match=r"2\.index was built with tokenizer 'toy' \(cd34\), .*0\.index with 'toy'"
-    ):
+    with pytest.raises(IndexFormatError, match=r"2\.index was built with tokenizer 'toy' \(cd34\), .*0\.index with 'toy'"):
         merge_indexes(paths, tmp_path / "m.index")
-    with pytest.raises(
-        IndexFormatError, match=r"2\.index was built with tokenizer 'toy' \(cd34\), .*1\.index with 'toy'"
-    ):
+    with pytest.raises(IndexFormatError, match=r"2\.index was built with tokenizer 'toy' \(cd34\), .*1\.index with 'toy'"):
         merge_indexes(paths[1:], tmp_path / "m.index")
     assert not (tmp_path / "m.index").exists()
 

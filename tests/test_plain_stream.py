@@ -145,11 +145,7 @@ def test_a_client_that_goes_away_while_it_is_answered_leaves_nothing(listen, cap
 
 
 def test_messages_that_wait_in_line_do_not_hold_up_other_streams(listen):
-    with (
-        running(ScriptedDrafter(late(0.002)), listen),
-        RawPlainStream(listen) as eager,
-        RawPlainStream(listen) as other,
-    ):
+    with running(ScriptedDrafter(late(0.002)), listen), RawPlainStream(listen) as eager, RawPlainStream(listen) as other:
         eager.ask(open_(1, [1]))
         other.ask(open_(1, [2]))
         eager.socket.sendall(b"".join(request(step, draft(1)) for step in range(500)))  # a second's work
@@ -339,9 +335,7 @@ def test_ctrl_c_while_sending_ends_the_stream(tmp_path, monkeypatch):
 
 def test_who_looks_in_takes_nothing_from_who_reads(tmp_path):
     ends, last, done = Ends(tmp_path), queue.SimpleQueue(), threading.Event()
-    replies = [
-        pb.DecodeResponse(step=step, errors=[pb.SessionError(message="x" * (step % 700))]) for step in range(4000)
-    ]
+    replies = [pb.DecodeResponse(step=step, errors=[pb.SessionError(message="x" * (step % 700))]) for step in range(4000)]
 
     def look_in() -> None:
         while not done.is_set():

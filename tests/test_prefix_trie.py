@@ -80,12 +80,8 @@ def successors(trie, node):
 def assert_same(documents: Documents, naive: NaiveContexts, rng, exact_counts=True):
     trie = documents.trie
     check_invariants(trie)
-    keys = {
-        key
-        for document in naive.documents.values()
-        for at in range(len(document))
-        for key in naive._contexts(document, at)
-    }
+    keys = {key for document in naive.documents.values() for at in range(len(document))
+            for key in naive._contexts(document, at)}
     for key in keys:
         kind, tokens = key
         occurrences = naive.occurrences(key)

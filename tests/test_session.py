@@ -60,14 +60,7 @@ def test_tokens_in_any_layout_are_taken_by_the_kernels_that_there_are():
     shifted = np.frombuffer(bytearray(b"." + tokens.tobytes()), np.int32, offset=1)
     fixed = tokens.copy()
     fixed.flags.writeable = False
-    layouts = (
-        shifted,
-        fixed,
-        np.array([1, 0, 2, 0, 3], np.int32)[::2],
-        tokens.astype(">i4"),
-        tokens.astype(np.int64),
-        [1, 2, 3],
-    )
+    layouts = shifted, fixed, np.array([1, 0, 2, 0, 3], np.int32)[::2], tokens.astype(">i4"), tokens.astype(np.int64), [1, 2, 3]
     assert not shifted.flags.aligned
     before = session.length
     for layout in layouts:

@@ -144,9 +144,7 @@ def test_tokens_and_positions_come_back(highest):
         tokens, _ = flat(documents)
         text, places = Text(array), np.array([n - 1, 0, n // 2])
         assert len(text) == n and np.asarray(text).tolist() == text[:].tolist() == tokens.tolist()
-        assert (
-            text[n // 2 : n + 9].tolist() == tokens[n // 2 :].tolist() and text[1::2].tolist() == tokens[1::2].tolist()
-        )
+        assert text[n // 2 : n + 9].tolist() == tokens[n // 2 :].tolist() and text[1::2].tolist() == tokens[1::2].tolist()
         assert text[places].tolist() == tokens[places].tolist() and text[-1:].dtype == np.int32 and len(text[5:5]) == 0
         assert text[n - 1] == highest
         with pytest.raises(IndexError, match=f"wanted 0..{n - 1}, got 0..{n}"):
@@ -311,15 +309,10 @@ def test_frequent_contexts_are_all_of_them_with_their_counts(least_rows):
         assert sorted(places[row[LOW] : row[LOW] + row[COUNT]].tolist()) == wanted[context]
         expected = naive.successors(documents, list(context))
         assert row[DISTINCT] == len(expected)
-        head, tail = (
-            edges[row[EDGE_START] : following[EDGE_START]][:8],
-            edges[row[EDGE_START] : following[EDGE_START]][8:],
-        )
+        head, tail = edges[row[EDGE_START] : following[EDGE_START]][:8], edges[row[EDGE_START] : following[EDGE_START]][8:]
         assert [(token, count) for token, _, count in head] == expected[:8]
         later = sorted(token for token, _ in expected[8:] if (*context, token) in wanted)
-        assert [token for token, _, _ in tail] == later and all(
-            count == dict(expected)[token] for token, _, count in tail
-        )
+        assert [token for token, _, _ in tail] == later and all(count == dict(expected)[token] for token, _, count in tail)
         for token, target, _ in head + tail:
             assert (contexts[target] if target else None) == (
                 (*context, token) if (*context, token) in wanted else None
@@ -340,9 +333,7 @@ def test_nothing_is_left_of_what_the_memory_held():
         columns = {"contexts": CONTEXT_COLUMNS, "context_edges": EDGE_COLUMNS}.get(name)
         return np.full((rows, columns), 77, np.int32) if columns else np.full(rows, 77, np.uint32)
 
-    for array, clean in zip(
-        build_suffix_array(*flat(documents), dirty, least_rows=3), build(documents, 3), strict=True
-    ):
+    for array, clean in zip(build_suffix_array(*flat(documents), dirty, least_rows=3), build(documents, 3), strict=True):
         assert np.array_equal(array, clean)
 
 

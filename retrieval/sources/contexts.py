@@ -14,14 +14,16 @@ from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.context_table import child_key, find_below, prefetch_node, prefetch_slot, root_key
 from redraft.retrieval.kernel import inner
+from redraft.retrieval.prefetch import prefetch
 
 MAX_LEVELS = 2
+MAX_SKIPS = 6
 MAX_SUCCESSORS = 16  # read per context, and no more than half of the candidates that are wanted
 
 
 @inner(inline=False)
 def add_contexts(
-    ballot, trie, path, stored, length, now, first_slot, next_slot, first_cells, next_cells, named_by
+    ballot, session, trie, path, stored, length, now, first_slot, next_slot, first_cells, next_cells, named_by
 ):  # fmt: skip
     """Add the successors of the matched contexts; returns (total, distinct, cell of the successor last seen) of the
     longest, zeros if none matched.
@@ -49,6 +51,7 @@ def add_contexts(
                 token, count = successors[entry, pt.SUCCESSOR], successors[entry, pt.COUNT]
             else:
                 break
+            prefetch_slot(session, child_key(root_key(pt.ROOT), token))  # which `add_ages` will look at
             row = ev.candidate(ballot, token)
             first = ev.first_cell(first_cells, level, match, count, total, ev.recency(rank, distance))
             latest = first if level + rank == 0 else latest
@@ -84,17 +87,25 @@ def mark_absent(ballot, first_slot, cell):
     ballot.header[ev.PRESENT] |= 1 << first_slot
 
 
+@inner
+def foresee_skips(trie, before_last):
+    """Have the first successor fetched that `add_skips` will look at."""
+    node = find_below(trie, pt.SKIP_ROOT, before_last)
+    prefetch(trie.successors, trie.nodes[max(node, 0), pt.FIRST])
+
+
 @inner(inline=False)
 def add_skips(ballot, trie, before_last, slot, base):
     """Candidates that once followed two places after the token before the last, whatever stood between."""
     node = find_below(trie, pt.SKIP_ROOT, before_last)
     if node < 0:
         return
+    most = min(MAX_SKIPS, ballot.header[ev.MOST])
     total = trie.nodes[node, pt.TOTAL]
     totals = min(total - 1 if total <= 2 else ev.rest_bucket(total) - 1, 5)
     entry = trie.nodes[node, pt.FIRST]
     rank = 0
-    while rank < 6:
+    while rank < most:
         if entry == pt.LEAF:
             token, count = trie.text[trie.nodes[node, pt.LAST]], 1
         elif entry >= 0:
@@ -116,6 +127,13 @@ def add_frequent(ballot, frequent):
         if frequent[rank] < 0:
             break
         ev.put(ballot, ev.candidate(ballot, frequent[rank]), ev.FREQUENT, ev.FREQUENT_CELLS + rank)
+
+
+@inner(inline=False)
+def foresee_ages(ballot, trie):
+    """Have the memory fetched that `add_ages` will look at for the candidates found so far."""
+    for row in range(ballot.header[ev.N_CANDIDATES]):
+        prefetch_node(trie, child_key(root_key(pt.ROOT), ballot.tokens[row]))
 
 
 @inner(inline=False)

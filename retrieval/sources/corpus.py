@@ -30,11 +30,7 @@ def advance(knowledge, places, source, target, token):
         column = CURSOR * index
         if knowledge.kinds[index] == AUTOMATON:
             cursors[target, column], cursors[target, column + 2] = fa.frozen_advance(
-                automaton_at(knowledge.corpora, index),
-                cursors[source, column],
-                cursors[source, column + 2],
-                token,
-                MAX_CONTEXT,
+                automaton_at(knowledge.corpora, index), cursors[source, column], cursors[source, column + 2], token, MAX_CONTEXT
             )
         else:
             levels.advance_levels(
