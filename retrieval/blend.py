@@ -154,41 +154,52 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
     if _uses(enabled, _CALLER):  # the caller's own draft
         proposal.add_proposed(ballot, draft[0], draft[1], draft[2], places.proposed[place])
 
-    session_total, session_distinct, session_length = 0, 0, 0
+    # All look-ups first: what one has asked for comes while the next is under way.
+    memory_path, prompts_path = path[pt.MAX_CONTEXT :], path[2 * pt.MAX_CONTEXT :]
+    session_stored, session_length, memory_stored, outputs_length = 0, 0, 0, 0
+    prompts_stored, prompts_length = 0, 0
+    if _uses(enabled, _SESSION):
+        session_stored, session_length = pt.look_up(knowledge.session, window, filled, path)
+    if _uses(enabled, _MEMORY):
+        memory_stored, outputs_length = pt.look_up(knowledge.memory, window, filled, memory_path)
+        prompts_stored, prompts_length = pt.look_up(knowledge.prompts, window, filled, prompts_path)
+    contexts.foresee_skips(knowledge.session, before_last)
+    contexts.foresee_skips(knowledge.memory, before_last)
+    contexts.foresee_contexts(knowledge.session, path, session_stored)
+
+    session_total, session_distinct = 0, 0
     if _uses(enabled, _SESSION):  # this session's text
-        stored, session_length = pt.look_up(knowledge.session, window, filled, path)
-        contexts.foresee_skips(knowledge.session, before_last)
         if _uses(enabled, _POINTER):  # and the passage of it that is being copied
-            copy_pointer.seat(knowledge.session, pointers, place, SESSION_POINTER, path, stored, session_length)
+            copy_pointer.seat(knowledge.session, pointers, place, SESSION_POINTER, path, session_stored, session_length)
             pointed = copy_pointer.add_pointed(
                 ballot, knowledge.session, pointers, place, SESSION_POINTER,
                 ev.SESSION_POINTER, ev.SESSION_POINTER_CELLS,
             )  # fmt: skip
             ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
         session_total, session_distinct, latest = contexts.add_contexts(
-            ballot, knowledge.session, knowledge.session, path, stored, session_length, places.now[place],
+            ballot, knowledge.session, knowledge.session, path, session_stored, session_length, places.now[place],
             ev.SESSION_FIRST, ev.SESSION_NEXT, ev.SESSION_FIRST_CELLS, ev.SESSION_NEXT_CELLS, ev.BY_SESSION,
         )  # fmt: skip
         ev.narrow(ballot, fitting, knowledge.model.cells[latest, RATE])
 
-    memory_total, memory_distinct, memory_length = 0, 0, 0
+    memory_total, memory_distinct = 0, 0
+    # Of outputs and prompts, those speak that match longer: of two memories that say the same, one is enough.
+    prompts_speak = prompts_length > outputs_length
+    memory_length = max(prompts_length, outputs_length)
     if _uses(enabled, _MEMORY):  # earlier outputs of the namespace, and earlier prompts where they are remembered
-        stored, length = pt.look_up(knowledge.memory, window, filled, path)
         if _uses(enabled, _POINTER):
-            copy_pointer.seat(knowledge.memory, pointers, place, MEMORY_POINTER, path, stored, length)
+            copy_pointer.seat(
+                knowledge.memory, pointers, place, MEMORY_POINTER, memory_path, memory_stored, outputs_length
+            )
             pointed = copy_pointer.add_pointed(
                 ballot, knowledge.memory, pointers, place, MEMORY_POINTER,
                 ev.MEMORY_POINTER, ev.MEMORY_POINTER_CELLS,
             )  # fmt: skip
             ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
-        prompts_path = path[pt.MAX_CONTEXT :]
-        prompts_stored, prompts_length = pt.look_up(knowledge.prompts, window, filled, prompts_path)
-        # Of outputs and prompts, those speak that match longer: of two memories that say the same, one is enough.
-        prompts_speak = prompts_length > length
-        memory_length = prompts_length if prompts_speak else length
         memory_total, memory_distinct, latest = contexts.add_contexts(
-            ballot, knowledge.session, knowledge.prompts if prompts_speak else knowledge.memory, prompts_path if prompts_speak else path,
-            prompts_stored if prompts_speak else stored, memory_length, _LONG_AGO,
+            ballot, knowledge.session, knowledge.prompts if prompts_speak else knowledge.memory,
+            prompts_path if prompts_speak else memory_path, prompts_stored if prompts_speak else memory_stored,
+            memory_length, _LONG_AGO,
             ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.BY_MEMORY,
         )  # fmt: skip
         ev.narrow(ballot, fitting, knowledge.model.cells[latest, RATE])

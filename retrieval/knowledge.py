@@ -32,7 +32,7 @@ AUTOMATON, SUFFIX_ARRAY = 0, 1  # kinds of corpus index
 ENTRIES = 7  # of the corpora's bundle, per index
 # columns per index: state, -, length of an automaton; levels of a suffix array, each low, high, length, frequent
 CURSOR = suffix_array_levels.CURSOR * suffix_array_levels.LEVELS
-PATH = 16 + EXACT_ROWS  # int32 buffer for look-ups: of a trie; of an index, its successors and what its rows say
+PATH = 3 * pt.MAX_CONTEXT + EXACT_ROWS  # int32 buffer for look-ups: of three tries; of an index, its successors and what its rows say
 
 _trie_nodes, _trie_successors = bundle.int32_rows(5), bundle.int32_rows(3)
 _recycled_rows = bundle.int32_rows(COLUMNS)

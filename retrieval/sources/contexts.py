@@ -88,6 +88,14 @@ def mark_absent(ballot, first_slot, cell):
 
 
 @inner
+def foresee_contexts(trie, path, stored):
+    """Have the second successors fetched of the two longest contexts; the first ones a look-up has asked for."""
+    for depth in range(max(stored - 2, 0), stored):
+        entry = trie.nodes[path[depth], pt.FIRST]
+        prefetch(trie.successors, trie.successors[max(entry, 0), pt.NEXT])
+
+
+@inner
 def foresee_skips(trie, before_last):
     """Have the first successor fetched that `add_skips` will look at."""
     node = find_below(trie, pt.SKIP_ROOT, before_last)
