@@ -262,12 +262,13 @@ def learn_tokens(session, namespace, drafter, workspace, proposed, enabled, tail
     draft = _proposal_at(proposed)
     tail = np.int64(tail)
     done = np.int64(begin)
+    _foresee_end(knowledge, state)
     while done < len(tokens) and pt.has_room(knowledge.session):
         token = tokens[done]
         ballot.header[ev.USED_STAMP] += 1
-        _foresee_end(knowledge, state)
         blend.gather(knowledge, state, 0, ballot, draft, enabled, EVERYTHING)
         blend.score(knowledge.model, ballot)
+        blend.foresee(knowledge, token, state.windows[0], state.filled[0])
         blend.learn(knowledge.model, ballot, token)
         state.proposed[0] = proposal.follow(draft[0], draft[1], state.proposed[0], token)
         blend.advance(knowledge, state, 0, 0, token)

@@ -177,7 +177,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
             )  # fmt: skip
             ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
         session_total, session_distinct, latest = contexts.add_contexts(
-            ballot, knowledge.session, knowledge.session, path, session_stored, session_length, places.now[place],
+            ballot, knowledge.model.cells, knowledge.session, knowledge.session, path, session_stored, session_length, places.now[place],
             ev.SESSION_FIRST, ev.SESSION_NEXT, ev.SESSION_FIRST_CELLS, ev.SESSION_NEXT_CELLS, ev.BY_SESSION,
         )  # fmt: skip
         ev.narrow(ballot, fitting, knowledge.model.cells[latest, RATE])
@@ -197,7 +197,8 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
             )  # fmt: skip
             ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
         memory_total, memory_distinct, latest = contexts.add_contexts(
-            ballot, knowledge.session, knowledge.prompts if prompts_speak else knowledge.memory,
+            ballot, knowledge.model.cells, knowledge.session,
+            knowledge.prompts if prompts_speak else knowledge.memory,
             prompts_path if prompts_speak else memory_path, prompts_stored if prompts_speak else memory_stored,
             memory_length, _LONG_AGO,
             ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.BY_MEMORY,

@@ -23,7 +23,7 @@ MAX_SUCCESSORS = 16  # read per context, and no more than half of the candidates
 
 @inner(inline=False)
 def add_contexts(
-    ballot, session, trie, path, stored, length, now, first_slot, next_slot, first_cells, next_cells, named_by
+    ballot, cells, session, trie, path, stored, length, now, first_slot, next_slot, first_cells, next_cells, named_by
 ):  # fmt: skip
     """Add the successors of the matched contexts; returns (total, distinct, cell of the successor last seen) of the
     longest, zeros if none matched.
@@ -55,8 +55,11 @@ def add_contexts(
             row = ev.candidate(ballot, token)
             first = ev.first_cell(first_cells, level, match, count, total, ev.recency(rank, distance))
             latest = first if level + rank == 0 else latest
+            prefetch(cells, first)
             if level:
-                put_by_level(ballot, row, first_slot, first, next_slot, ev.next_cell(next_cells, match, count, total))
+                after = ev.next_cell(next_cells, match, count, total)
+                prefetch(cells, after)
+                put_by_level(ballot, row, first_slot, first, next_slot, after)
             else:
                 ev.put_if_free(ballot, row, first_slot, first)
             ballot.named_by[row] |= named_by
