@@ -7,8 +7,9 @@ follow it, and open those candidates.
 
 Deep nodes are chosen for being over-rated, so the order discounts each level by `DISCOUNT`, and so does the comparison
 with `min_prob` (at 2.6 nodes a step that is worth 0.03 tokens); the probability reported is not discounted. A node whose
-children could not come into the tree is not evaluated, and of one whose path is improbable only as many candidates are
-looked at as could come in.
+children could not come into the tree is not evaluated, and at one whose path is improbable, or where one candidate is
+nearly sure, only about as many candidates are looked at as could come in: that costs 0.003 tokens a step of 3.23 and
+saves a sixth of the time.
 
 Cost: one evaluation (`blend`) per expanded node, about two thirds of the budget.
 """

@@ -6,16 +6,15 @@ import heapq
 
 import numpy as np
 
-from redraft.retrieval.best_first import BREADTH, DISCOUNT, EXPANSION, MAX_DEPTH, MIN_BREADTH, NEGLIGIBLE
-from redraft.retrieval.evidence import FEWER_CANDIDATES
+from redraft.retrieval.best_first import DISCOUNT, EXPANSION, MAX_DEPTH, NEGLIGIBLE
 
 
 def best_first(probe, max_nodes, min_prob=0.0):
     """[(token, parent, probability, source)]: the most probable nodes first, by the scores of an `engine_probe.Probe`.
 
     Earlier opened candidates win ties. A node is evaluated if its children could come into the tree: if `EXPANSION` of
-    its rank is more than that of the last open candidate for which there is room; and it is asked for `BREADTH` times
-    as many candidates as could have a better rank than that one.
+    its rank is more than that of the last open candidate for which there is room; and the place is told how many
+    candidates could have a better rank than that one.
     """
     nodes, depths, opened = [], [], []
 
@@ -26,8 +25,7 @@ def best_first(probe, max_nodes, min_prob=0.0):
     def expand(node):
         above, depth = (nodes[node][2], depths[node] + 1) if node >= 0 else (1.0, 1)
         could_beat = above * DISCOUNT**depth / worst(max_nodes - len(nodes))
-        most = max(MIN_BREADTH, min(FEWER_CANDIDATES, int(BREADTH * could_beat)))
-        for token, _, _, score, source in probe.evaluate(node + 1, most):
+        for token, _, _, score, source in probe.evaluate(node + 1, could_beat):
             prob = above * score
             rank = prob * DISCOUNT**depth
             if rank >= NEGLIGIBLE / max_nodes and rank >= min_prob:
