@@ -93,3 +93,19 @@ def test_candidates_come_once_and_only_while_there_is_room(most):
         assert not ballot.named_by[: len(wanted)].any()
         assert ballot.cells[3, : len(wanted)].tolist() == [first[row] for row in range(len(wanted))]
         ballot.named_by[: len(wanted)] = 1
+
+
+@kernel
+def narrowed(ballot, most, fitting, taken):
+    ev.clear(ballot, most)
+    ev.narrow(ballot, fitting, taken)
+    return ballot.header[ev.MOST]
+
+
+@pytest.mark.parametrize(
+    ("fitting", "taken", "wanted"),
+    [(1e9, 0.0, 24), (1e9, 1.0, 24), (10.0, 0.0, 9), (20.0, 0.5, 9), (20.0, 0.99, ev.MIN_BREADTH), (0.1, 0.0, ev.MIN_BREADTH)],
+)
+def test_a_place_wants_as_many_candidates_as_could_come_into_the_tree(fitting, taken, wanted):
+    """All of them where nothing bounds the tree, however sure one is: at 1 nothing would be left to learn from."""
+    assert narrowed(ev.new_ballot(), 24, fitting, taken) == wanted
