@@ -143,7 +143,10 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
     least probability that a candidate must have goes into what all together can have: more candidates than that are not
     needed. They are few in any case (48), so the sources stand in order of how much they know.
     """
-    ev.clear(ballot, ev.MAX_CANDIDATES if len(knowledge.kinds) else ev.FEWER_CANDIDATES)
+    if len(knowledge.kinds):
+        ev.clear(ballot, ev.MAX_CANDIDATES, ev.MIN_BREADTH)
+    else:
+        ev.clear(ballot, ev.FEWER_CANDIDATES, ev.FEWER_BREADTH)
     ev.narrow(ballot, fitting, 0.0)
     window, filled, path, pointers = places.windows[place], places.filled[place], places.path, places.pointers
     last = window[0] if filled > 0 else -1

@@ -20,7 +20,8 @@ from redraft.retrieval.kernel import inner
 
 MAX_CANDIDATES = 48  # per place in the tree, where corpora are asked
 FEWER_CANDIDATES = 24  # elsewhere: more would cost time and add nothing
-BREADTH, MIN_BREADTH = 0.8, 4  # of those that could come into the tree so many times as many, and so many at least
+MIN_BREADTH, FEWER_BREADTH = 8, 4  # in the same two cases so many at least,
+BREADTH = 0.2  # and times this as many as could come into the tree
 LEAST_LEFT = 1e-3  # however sure a candidate is
 NOWHERE = MAX_CANDIDATES  # the row of candidates for which there is no room: written to, never read
 N_LOOKUP = 256  # entries of Ballot.lookup, of which few may collide
@@ -121,7 +122,7 @@ N_CELLS = sum(_sizes)
 
 
 # entries of Ballot.header
-N_CANDIDATES, STAMP, SITUATION, MOST, USED_STAMP, PRESENT, LAST_ROW, BEFORE_LAST_ROW, N_PRESENT = range(9)
+N_CANDIDATES, STAMP, SITUATION, MOST, USED_STAMP, PRESENT, LAST_ROW, BEFORE_LAST_ROW, N_PRESENT, LEAST = range(10)
 
 
 class Ballot(NamedTuple):
@@ -131,8 +132,8 @@ class Ballot(NamedTuple):
     scores: float64[49]  filled by `blend.score`; lookup: int64[256]  open addressing, stamp << 8 | candidate;
     used: int64[256, 3]  stamp, token and where this session last used it: a draft meets the same tokens at many places;
     rows: int64[2, 49]  buffer of `contexts.add_ages`; slots: int64[N_SLOTS]  those in which some candidate has a cell;
-    header: int64[9]  N_CANDIDATES at this place, its STAMP, row of the SITUATION's weights, MOST candidates wanted, stamp of
-    `used`, PRESENT: a bit per slot in which some candidate has a cell, the rows of weights of the last two tokens, and how many `slots` there are.
+    header: int64[10]  N_CANDIDATES at this place, its STAMP, row of the SITUATION's weights, MOST candidates wanted, stamp of
+    `used`, PRESENT: a bit per slot in which some candidate has a cell, the rows of weights of the last two tokens, how many `slots` there are, and the LEAST that MOST may become.
     """
 
     tokens: np.ndarray
@@ -153,7 +154,7 @@ def new_ballot() -> Ballot:
         np.zeros((N_SLOTS, NOWHERE + 1), np.uint32),
         np.zeros(NOWHERE + 1, np.float64),
         np.zeros(N_LOOKUP, np.int64),
-        np.array([0, 0, SITUATION_ROWS, MAX_CANDIDATES, 0, 0, LAST_ROWS, BEFORE_LAST_ROWS, 0], np.int64),
+        np.array([0, 0, SITUATION_ROWS, MAX_CANDIDATES, 0, 0, LAST_ROWS, BEFORE_LAST_ROWS, 0, MIN_BREADTH], np.int64),
         np.zeros((N_USED, 3), np.int64),
         np.zeros((2, NOWHERE + 1), np.int64),
         np.zeros(N_SLOTS, np.int64),
@@ -161,8 +162,8 @@ def new_ballot() -> Ballot:
 
 
 @inner(inline=False)
-def clear(ballot, most):
-    """Begin another place, which is to have at most `most` candidates."""
+def clear(ballot, most, least):
+    """Begin another place, which is to have at most `most` candidates, and to be bounded to `least` at the worst."""
     header = ballot.header
     for slot in range(N_SLOTS):
         if header[PRESENT] >> slot & 1:
@@ -170,6 +171,7 @@ def clear(ballot, most):
     header[N_CANDIDATES] = 0
     header[STAMP] += 1
     header[MOST] = most
+    header[LEAST] = least
     header[PRESENT] = 0
 
 
@@ -180,8 +182,9 @@ def narrow(ballot, fitting, taken):
     fitting: how often the least probability that a candidate must have goes into what all can have together; taken: the
     share of it that belongs to one that is there already.
     """
-    further = np.int64(BREADTH * fitting * max(1.0 - taken, LEAST_LEFT))
-    ballot.header[MOST] = min(ballot.header[MOST], max(MIN_BREADTH, further + 1))
+    least = ballot.header[LEAST]
+    further = np.int64(BREADTH * least * fitting * max(1.0 - taken, LEAST_LEFT))
+    ballot.header[MOST] = min(ballot.header[MOST], max(least, further + 1))
 
 
 @inner(inline=False)

@@ -83,8 +83,8 @@ class Ballot(dict):
 
     def narrow(self, taken):
         """No more candidates than could come into a tree, now that one has the probability `taken`."""
-        further = int(ev.BREADTH * self.fitting * max(1 - taken, ev.LEAST_LEFT))
-        self.most = min(self.most, max(ev.MIN_BREADTH, further + 1))
+        further = int(ev.BREADTH * ev.FEWER_BREADTH * self.fitting * max(1 - taken, ev.LEAST_LEFT))
+        self.most = min(self.most, max(ev.FEWER_BREADTH, further + 1))
 
     def named(self, token):
         if token in self or len(self) < self.most:

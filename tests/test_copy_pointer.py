@@ -56,7 +56,7 @@ class Pointer:
         copy_pointer.step(self.memory.trie, self.row, 0, COLUMN, token)
 
     def proposed(self, ballot):
-        ev.clear(ballot, ev.MAX_CANDIDATES)
+        ev.clear(ballot, ev.MAX_CANDIDATES, ev.MIN_BREADTH)
         slot, base = ev.MEMORY_POINTER, ev.MEMORY_POINTER_CELLS
         copy_pointer.add_pointed(ballot, self.memory.trie, self.row, 0, COLUMN, slot, base)
         if ballot.header[ev.N_CANDIDATES] == 0:

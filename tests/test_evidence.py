@@ -38,7 +38,7 @@ def _of_ranks(rank, distance):
 
 @kernel
 def _clear(ballot, most):
-    ev.clear(ballot, most)
+    ev.clear(ballot, most, 1)
 
 
 @kernel
@@ -96,16 +96,16 @@ def test_candidates_come_once_and_only_while_there_is_room(most):
 
 
 @kernel
-def narrowed(ballot, most, fitting, taken):
-    ev.clear(ballot, most)
+def narrowed(ballot, most, least, fitting, taken):
+    ev.clear(ballot, most, least)
     ev.narrow(ballot, fitting, taken)
     return ballot.header[ev.MOST]
 
 
 @pytest.mark.parametrize(
-    ("fitting", "taken", "wanted"),
-    [(1e9, 0.0, 24), (1e9, 1.0, 24), (10.0, 0.0, 9), (20.0, 0.5, 9), (20.0, 0.99, ev.MIN_BREADTH), (0.1, 0.0, ev.MIN_BREADTH)],
+    ("least", "fitting", "taken", "wanted"),
+    [(4, 1e9, 0, 24), (4, 1e9, 1, 24), (4, 10, 0, 9), (8, 10, 0, 17), (4, 20, 0.5, 9), (4, 20, 0.99, 4), (8, 0.1, 0, 8)],
 )
-def test_a_place_wants_as_many_candidates_as_could_come_into_the_tree(fitting, taken, wanted):
-    """All of them where nothing bounds the tree, however sure one is: at 1 nothing would be left to learn from."""
-    assert narrowed(ev.new_ballot(), 24, fitting, taken) == wanted
+def test_a_place_wants_as_many_candidates_as_could_come_into_the_tree(least, fitting, taken, wanted):
+    """All of them where nothing bounds the tree, however sure one is: otherwise nothing would be left to learn from."""
+    assert narrowed(ev.new_ballot(), 24, least, float(fitting), float(taken)) == wanted
