@@ -46,7 +46,6 @@ LOG_KEPT = np.concatenate([[0], np.log1p(-1 / (np.arange(1, MAX_TRIALS + 1) + 0.
 _SESSION, _MEMORY, _CORPUS, _POINTER = Source.SESSION, Source.MEMORY, Source.CORPUS, Source.POINTER
 _RECYCLING, _SKIP, _FREQUENT, _CALLER = Source.RECYCLING, Source.SKIP, Source.FREQUENT, Source.CALLER
 
-FORESEEN = 8  # levels of a look-up whose memory is asked for ahead
 _LONG_AGO = 1 << 40  # positions in the memory are no times
 
 # columns of Places.pointers
@@ -95,7 +94,7 @@ def foresee(knowledge, last, window, filled):
     key = child_key(root_key(pt.ROOT), last)
     prefetch_slot(knowledge.session, key)
     prefetch_slot(knowledge.memory, key)
-    for back in range(min(filled, FORESEEN - 1)):
+    for back in range(min(filled, pt.MAX_CONTEXT - 1)):
         key = child_key(key, window[back])
         prefetch_slot(knowledge.session, key)
         prefetch_slot(knowledge.memory, key)
@@ -116,7 +115,7 @@ def foresee(knowledge, last, window, filled):
 def _foresee_rows(knowledge, window, filled):
     """The same for what the slots lead to, `window` being the whole end of the text."""
     key = root_key(pt.ROOT)
-    for back in range(min(filled, FORESEEN)):
+    for back in range(filled):
         key = child_key(key, window[back])
         prefetch_node(knowledge.session, key)
         prefetch_node(knowledge.memory, key)

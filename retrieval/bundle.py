@@ -51,9 +51,7 @@ class Bundle:
         """`like`: a bundle of as many arrays, of which those that are in both need not be looked at again."""
         self.arrays = tuple(arrays)
         if like is None:
-            self.addresses = np.array([_place_of(i, array) for i, array in enumerate(self.arrays)], np.int64).reshape(
-                -1
-            )
+            self.addresses = np.array([_place_of(i, array) for i, array in enumerate(self.arrays)], np.int64).reshape(-1)
         else:
             self.addresses = like.addresses.copy()
             for i, (array, known) in enumerate(zip(self.arrays, like.arrays, strict=True)):

@@ -58,7 +58,7 @@ def hash_of(nodes, node):
     while node > SKIP_ROOT:
         total = (total + np.int64(nodes[node, TOKEN]) + 1) * np.int64(_BASE)
         node = np.int64(nodes[node, PARENT])
-    return ((total + node) * np.int64(_MIX) >> 29) & 0x7FFFFFFF
+    return hashed((total + node, np.int64(0)))
 
 
 @inner

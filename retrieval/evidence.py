@@ -20,8 +20,8 @@ from redraft.retrieval.kernel import inner
 
 MAX_CANDIDATES = 48  # per place in the tree, where corpora are asked
 FEWER_CANDIDATES = 24  # elsewhere: more would cost time and add nothing
-MIN_BREADTH, FEWER_BREADTH = 8, 4  # in the same two cases so many at least,
-BREADTH = 0.2  # and times this as many as could come into the tree
+MIN_BREADTH, FEWER_BREADTH = 8, 4  # in the same two cases so many at least, however few could come into the tree;
+BREADTH = 0.2  # for each that could, this times as many
 LEAST_LEFT = 1e-3  # however sure a candidate is
 NOWHERE = MAX_CANDIDATES  # the row of candidates for which there is no room: written to, never read
 N_LOOKUP = 256  # entries of Ballot.lookup, of which few may collide
