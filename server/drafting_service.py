@@ -18,6 +18,7 @@ import grpc
 
 from redraft import __version__
 from redraft.retrieval.errors import RedraftError
+from redraft.server.other_processor import OtherProcessor
 from redraft.server.session_steps import Activity, answer, close_quietly, expected_microseconds, read_steps
 from redraft.server.session_table import HeldSession, SessionTable, StreamSessions
 from redraft.v1 import drafting_pb2 as pb
@@ -42,7 +43,7 @@ class DraftingService(rpc.DraftingServiceServicer):
         self.max_message_bytes = max_message_bytes
         self.plain_socket = ""  # file name of the socket for plain streams, where there is one
         self.workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="redraft-worker")
-        self.beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="redraft-beside")
+        self.beside = OtherProcessor(thread_name_prefix="redraft-beside")
         self._streams: dict[asyncio.Task, StreamSessions] = {}
         self._closing: set[asyncio.Task] = set()
         self._draining = False
