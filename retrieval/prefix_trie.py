@@ -43,7 +43,7 @@ MAX_CONTEXT = 8  # tokens; with copy pointers longer contexts add nothing
 MAX_SUCCESSORS = 48  # kept per context, most recently used first
 BLOCK = 32  # tokens
 BLOCK_BITS = 5
-ROOM = 256  # tokens, the least by which a trie grows
+ROOM = 512  # tokens, the least by which a trie grows
 
 TOTAL, LAST, FIRST = 2, 3, 4  # columns of PrefixTrie.nodes, beside PARENT and TOKEN
 LEAF = -2  # in FIRST: seen once, not expanded
