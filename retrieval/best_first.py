@@ -24,6 +24,7 @@ from redraft.retrieval import blend, bundle
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.bundle import Bundle
+from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.kernel import inner, kernel
 from redraft.retrieval.knowledge import Places, knowledge_at, new_places, places_at, state_at
 from redraft.retrieval.sources import proposal
@@ -38,7 +39,10 @@ MAX_BUDGET = 512
 MAX_DEPTH = 48
 NEGLIGIBLE = 0.016  # an open candidate is dropped below this, divided by the budget
 EVERYTHING = 1e9  # where candidates are not to be bounded by what could come into a tree
-EXPANSION = 0.4  # a node is evaluated if its rank times this would still come into the tree
+# A node is evaluated if its rank times this, by the source that names it, would still come into the tree: what only skips
+# or frequency speak for seldom leads anywhere.
+EXPANSION = np.full(len(Source.NAMES), 0.4)
+EXPANSION[[Source.SKIP, Source.FREQUENT]] = 0.2
 
 
 class Workspace(NamedTuple):
@@ -199,7 +203,7 @@ def _take_nodes(work, n, n_open, max_nodes):
         room = max_nodes - n
         if room == 0 or work.depths[n - 1] >= MAX_DEPTH:
             continue
-        if n_open < room or EXPANSION * rank > work.open_ranks[0]:
+        if n_open < room or EXPANSION[work.sources[n - 1]] * rank > work.open_ranks[0]:
             return n, n_open, np.int64(slot)
     return n, n_open, np.int64(-1)
 

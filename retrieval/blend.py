@@ -45,6 +45,7 @@ LOG_KEPT = np.concatenate([[0], np.log1p(-1 / (np.arange(1, MAX_TRIALS + 1) + 0.
 # bits of `enabled`
 _SESSION, _MEMORY, _CORPUS, _POINTER = Source.SESSION, Source.MEMORY, Source.CORPUS, Source.POINTER
 _RECYCLING, _SKIP, _FREQUENT, _CALLER = Source.RECYCLING, Source.SKIP, Source.FREQUENT, Source.CALLER
+_ASKED_IN_A_COPY = 1 << _SESSION | 1 << _POINTER | 1 << _CALLER
 
 _LONG_AGO = 1 << 40  # positions in the memory are no times
 
@@ -140,7 +141,8 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
 
     `draft` is the caller's own (tokens, parents, probs). `enabled` has a bit per `Source`. `fitting` is how often the
     least probability that a candidate must have goes into what all together can have: more candidates than that are not
-    needed. They are few in any case (48), so the sources stand in order of how much they know.
+    needed. They are few in any case (48), so the sources stand in order of how much they know. In a copy whose pointer
+    is sure only the session's text is asked, and what candidates did elsewhere is no evidence.
     """
     if len(knowledge.kinds):
         ev.clear(ballot, ev.MAX_CANDIDATES, ev.MIN_BREADTH)
@@ -152,6 +154,11 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
     before_last = window[1] if filled > 1 else -1
 
     _foresee_rows(knowledge, window, filled)
+
+    cells = knowledge.model.cells
+    in_a_copy = copy_pointer.is_sure(cells, pointers, place, SESSION_POINTER, ev.SESSION_POINTER_CELLS)
+    if in_a_copy:
+        enabled &= _ASKED_IN_A_COPY
 
     if _uses(enabled, _CALLER):  # the caller's own draft
         proposal.add_proposed(ballot, draft[0], draft[1], draft[2], places.proposed[place])
@@ -165,8 +172,9 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
     if _uses(enabled, _MEMORY):
         memory_stored, outputs_length = pt.look_up(knowledge.memory, window, filled, memory_path)
         prompts_stored, prompts_length = pt.look_up(knowledge.prompts, window, filled, prompts_path)
-    contexts.foresee_skips(knowledge.session, before_last)
-    contexts.foresee_skips(knowledge.memory, before_last)
+    if not in_a_copy:
+        contexts.foresee_skips(knowledge.session, before_last)
+        contexts.foresee_skips(knowledge.memory, before_last)
     contexts.foresee_contexts(knowledge.session, path, session_stored)
 
     session_total, session_distinct = 0, 0
@@ -219,7 +227,8 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
 
     store_similarity, store_depth = np.float32(-1.0), np.int64(0)
     own_similarity, own_depth = np.float32(-1.0), np.int64(0)
-    if places.following[place]:  # neighbours of the target's state; there are none where these sources are not enabled
+    # Neighbours of the target's state; there are none where these sources are not enabled.
+    if places.following[place] and not in_a_copy:
         store_similarity, store_depth = dense.add_followed(
             ballot, knowledge.neighbours, places.following[place], places.now[place], 0, ev.DENSE, ev.DENSE_CELLS
         )
@@ -227,8 +236,9 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
             ballot, knowledge.neighbours, places.following[place], places.now[place], 1, ev.RERANK, ev.RERANK_CELLS
         )
 
-    contexts.foresee_ages(ballot, knowledge.session)
-    track_record.foresee_track_records(ballot, knowledge.model.cells, last)
+    if not in_a_copy:
+        contexts.foresee_ages(ballot, knowledge.session)
+        track_record.foresee_track_records(ballot, knowledge.model.cells, last)
     if _uses(enabled, _SKIP) and before_last >= 0:  # contexts that skip a token
         contexts.add_skips(ballot, knowledge.session, before_last, ev.SESSION_SKIP, ev.SESSION_SKIP_CELLS)
         contexts.add_skips(ballot, knowledge.memory, before_last, ev.MEMORY_SKIP, ev.MEMORY_SKIP_CELLS)
@@ -256,6 +266,8 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
     if own_similarity >= 0:
         cell = ev.dense_absent_cell(ev.RERANK_ABSENT_CELLS, own_similarity, own_depth)
         contexts.mark_absent(ballot, ev.RERANK, cell)
+    if in_a_copy:
+        return
     if _uses(enabled, _SESSION):
         contexts.add_ages(ballot, knowledge.session, places.now[place], last, before_last)
     track_record.add_track_records(ballot, knowledge.model.cells, last)

@@ -13,7 +13,7 @@ def best_first(probe, max_nodes, min_prob=0.0):
     """[(token, parent, probability, source)]: the most probable nodes first, by the scores of an `engine_probe.Probe`.
 
     Earlier opened candidates win ties. A node is evaluated if its children could come into the tree: if `EXPANSION` of
-    its rank is more than that of the last open candidate for which there is room; and the place is told how many
+    its rank, by its source, is more than that of the last open candidate for which there is room; and the place is told how many
     candidates could have a better rank than that one.
     """
     nodes, depths, opened = [], [], []
@@ -42,7 +42,7 @@ def best_first(probe, max_nodes, min_prob=0.0):
         room = max_nodes - len(nodes)
         if room == 0 or depth >= MAX_DEPTH:
             continue
-        if len(opened) >= room and EXPANSION * -rank <= worst(room):
+        if len(opened) >= room and EXPANSION[source] * -rank <= worst(room):
             continue
         probe.advance(parent + 1, len(nodes), token)
         expand(len(nodes) - 1)

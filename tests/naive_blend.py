@@ -16,7 +16,7 @@ from redraft.retrieval import blend, model, namespace, session
 from redraft.retrieval import evidence as ev
 from redraft.retrieval.draft_tree import Source
 from redraft.retrieval.neighbours import CONFIDENCE_EDGES, CURSORS, LENGTH, SHARPNESS
-from redraft.retrieval.sources import contexts
+from redraft.retrieval.sources import contexts, copy_pointer
 
 ALL_SOURCES = sum(1 << source for source in range(len(Source.NAMES)))
 
@@ -148,11 +148,12 @@ class NaiveSession:
     def gather(self, place, fitting=1e9):
         """The candidates at a place, of which no more than `fitting` could be of use, as a Ballot. Seats the place's pointers."""
         ballot = Ballot(fitting)
+        in_a_copy = self._is_sure(place.pointers[0])
         if self.uses(Source.CALLER):
             self._add_proposal(ballot, place)
         matched, lengths = [], {}
         for source, memory, pointer, slots, cells, named_by in self._texts(place):
-            if not self.uses(source):
+            if not self.uses(source) or (in_a_copy and source != Source.SESSION):
                 continue
             length, spoken = memory.longest(place.text), memory
             if source == Source.MEMORY and self.shared.prompts.longest(place.text) > length:
@@ -166,6 +167,23 @@ class NaiveSession:
             lengths[source] = match
             if match:
                 matched.append((slots[0], ev.absent_cell(cells[2], match, total, distinct)))
+        if not in_a_copy:
+            self._add_other_sources(ballot, place, matched)
+        ballot.common = [
+            (ev.situation(lengths.get(Source.SESSION, 0), lengths.get(Source.MEMORY, 0), 0), blend.WEIGHT_RATE),
+            (ev.LAST_ROWS + (place.text[-1] if place.text else -1) % ev.N_TOKEN_ROWS, blend.LAST_RATE),
+            (ev.BEFORE_LAST_ROWS + (place.text[-2] if len(place.text) > 1 else -1) % ev.N_TOKEN_ROWS, blend.WEIGHT_RATE),
+        ]
+        for slot, cell in matched:
+            for evidence in ballot.values():
+                evidence.cells.setdefault(slot, cell)
+        if not in_a_copy:
+            if self.uses(Source.SESSION):
+                self._add_ages(ballot, place.text)
+            self._add_track_records(ballot, place.text)
+        return ballot
+
+    def _add_other_sources(self, ballot, place, matched):
         if self.uses(Source.RECYCLING):
             self._add_recycled(ballot, place.text)
         for own, slot, cells, absent in (
@@ -184,18 +202,6 @@ class NaiveSession:
             for rank, token in enumerate(self.shared.memory.frequent):
                 if (evidence := ballot.named(token)) is not None:
                     evidence.cells[ev.FREQUENT] = ev.FREQUENT_CELLS + rank
-        ballot.common = [
-            (ev.situation(lengths.get(Source.SESSION, 0), lengths.get(Source.MEMORY, 0), 0), blend.WEIGHT_RATE),
-            (ev.LAST_ROWS + (place.text[-1] if place.text else -1) % ev.N_TOKEN_ROWS, blend.LAST_RATE),
-            (ev.BEFORE_LAST_ROWS + (place.text[-2] if len(place.text) > 1 else -1) % ev.N_TOKEN_ROWS, blend.WEIGHT_RATE),
-        ]
-        for slot, cell in matched:
-            for evidence in ballot.values():
-                evidence.cells.setdefault(slot, cell)
-        if self.uses(Source.SESSION):
-            self._add_ages(ballot, place.text)
-        self._add_track_records(ballot, place.text)
-        return ballot
 
     def _texts(self, place):
         yield (
@@ -262,11 +268,21 @@ class NaiveSession:
             return
         evidence = ballot.named(pointer.proposed())
         if evidence is not None:
-            recent = int("".join(map(str, pointer.misses[4:])), 2)
-            older = int(any(pointer.misses[:4]))
-            evidence.cells[slot] = base + (ev.run_bucket(pointer.run) * 16 + recent) * 2 + older
+            evidence.cells[slot] = self._pointer_cell(pointer, base)
             evidence.named_by |= ev.BY_POINTER
             ballot.narrow(self.shared.cells[evidence.cells[slot]][model.RATE])
+
+    @staticmethod
+    def _pointer_cell(pointer, base):
+        recent = int("".join(map(str, pointer.misses[4:])), 2)
+        older = int(any(pointer.misses[:4]))
+        return base + (ev.run_bucket(pointer.run) * 16 + recent) * 2 + older
+
+    def _is_sure(self, pointer):
+        """Whether only the session's text is to be asked: its pointer is seated, and hardly ever wrong in such a state."""
+        if pointer.at is None:
+            return False
+        return self.shared.cells[self._pointer_cell(pointer, ev.SESSION_POINTER_CELLS)][model.RATE] >= copy_pointer.SURE
 
     def _add_recycled(self, ballot, text):
         for n, slot, base in (

@@ -195,6 +195,29 @@ def test_with_a_source_left_out(name):
     assert_same_model(drafter._namespaces["n"].model, twin)
 
 
+def test_in_a_long_copy_only_the_sessions_own_text_is_asked():
+    """Until the copy is left: then all that speaks is heard again."""
+    rng = np.random.default_rng(12)
+    passage = rng.permutation(1000)[:150].tolist()
+    drafter, twin_namespace = Drafter(DraftConfig()), NaiveNamespace()
+    for earlier in (drafter.open([], "n"), NaiveSession(twin_namespace, [])):
+        earlier.commit([*passage, 2000] * 2)  # so that the memory knows it as well
+        earlier.close()
+    engine, twin = drafter.open([*passage, 2000, 2001], "n"), NaiveSession(twin_namespace, [*passage, 2000, 2001])
+
+    def slots_after(tokens):
+        engine.commit(tokens)
+        twin.commit(tokens)
+        found, ballot = Probe(engine).evaluate(), twin.gather(twin.place)
+        assert_same_evidence(found, ballot, twin.score(ballot))
+        return {slot for _, _, cells, *_ in found for slot in cells}
+
+    assert {ev.SESSION_POINTER, ev.MEMORY_FIRST, ev.AGE, ev.TRACK_RECORD} < slots_after(passage[:6])
+    assert slots_after(passage[6:60]) == {ev.SESSION_FIRST, ev.SESSION_POINTER}
+    assert {ev.SESSION_POINTER, ev.MEMORY_FIRST, ev.AGE, ev.TRACK_RECORD} < slots_after([2002, *passage[61:65]])
+    assert_same_model(drafter._namespaces["n"].model, twin_namespace)
+
+
 def test_more_candidates_than_there_is_room_for():
     """The first come stay; whoever comes later is left out."""
     rng = np.random.default_rng(8)

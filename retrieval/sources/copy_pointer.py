@@ -3,7 +3,9 @@
 A long match means that the text is being copied from one place. The pointer sits on that place and proposes the token
 there, whatever the contexts say. When the target writes another token (a changed name, number or argument), the
 pointer looks for that token a little further on and a little back, and goes on there; a substitution leaves it at the
-next token. Its last eight hits and misses tell how far to trust it; four misses in eight lift it off.
+next token. Its last eight hits and misses tell how far to trust it; four misses in eight lift it off. Where the pointer
+in the session's own text can be trusted all but blindly, only that text is asked (`blend.gather`): in a long copy other
+sources name the same token, and take most of the time.
 
 Cost: a few comparisons per token. Without pointers contexts would have to be unboundedly long; with them 8 tokens do.
 The idea is the LZ77-style match model of the PAQ compressors (Mahoney) with recovery, here per tree node.
@@ -16,10 +18,12 @@ import numpy as np
 from redraft.retrieval import evidence as ev
 from redraft.retrieval import prefix_trie as pt
 from redraft.retrieval.kernel import inner
+from redraft.retrieval.model import RATE
 
 SEAT_LENGTH = 4  # match length at which a pointer is seated
 AHEAD, BACK = 8, 4  # how far it looks for its place after a miss
 MAX_MISSES = 4  # in the last eight
+SURE = 0.97  # hit rate of a pointer's cell from which on it is as good as sure; 0.9 costs 0.003 tokens a step of 3.23
 
 # columns of a pointer's state
 AT, RUN, HISTORY = range(3)  # position of the token it proposes (-1: lifted off), hits in a row, last 8 misses as bits
@@ -72,6 +76,20 @@ def seat(trie, pointers, place, column, path, stored, length):
     pointers[place, column + HISTORY] = 0
 
 
+@inner
+def _cell(pointers, place, column, base):
+    """What a seated pointer is judged by: its run and its last eight hits and misses."""
+    history = pointers[place, column + HISTORY]
+    older = 1 if history >> 4 else 0
+    return np.int64(base + (ev.run_bucket(pointers[place, column + RUN]) * 16 + (history & 15)) * 2 + older)
+
+
+@inner
+def is_sure(cells, pointers, place, column, base):
+    """Whether the pointer is seated, and is hardly ever wrong in its present state."""
+    return pointers[place, column + AT] >= 0 and cells[_cell(pointers, place, column, base), RATE] >= SURE
+
+
 @inner(inline=False)
 def add_pointed(ballot, trie, pointers, place, column, slot, base):
     """The token under the pointer is a candidate; returns its cell, 0 if there is none."""
@@ -82,10 +100,7 @@ def add_pointed(ballot, trie, pointers, place, column, slot, base):
     if token < 0:
         return np.int64(0)
     row = ev.candidate(ballot, token)
-    history = pointers[place, column + HISTORY]
-    older = 1 if history >> 4 else 0
-    run = ev.run_bucket(pointers[place, column + RUN])
-    cell = np.int64(base + (run * 16 + (history & 15)) * 2 + older)
+    cell = _cell(pointers, place, column, base)
     ev.put(ballot, row, slot, cell)
     ballot.named_by[row] |= ev.BY_POINTER
     return cell
