@@ -247,7 +247,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
         contexts.add_frequent(ballot, knowledge.frequent)
 
     header = ballot.header
-    header[ev.SITUATION] = ev.situation(session_length, memory_length, corpus_length)
+    header[ev.SITUATION] = ev.IN_A_COPY if in_a_copy else ev.situation(session_length, memory_length, corpus_length)
     header[ev.LAST_ROW] = ev.token_row(ev.LAST_ROWS, last)
     header[ev.BEFORE_LAST_ROW] = ev.token_row(ev.BEFORE_LAST_ROWS, before_last)
     # What a matching source did not name is evidence as well, and so is how long ago a token was used.

@@ -58,12 +58,13 @@ BY_SESSION, BY_MEMORY, BY_CORPUS, BY_POINTER, BY_SKIP, BY_RECYCLING, BY_CALLER, 
     1 << i for i in range(8)
 )
 N_SETS = 1 << 8
-N_SITUATIONS = 6 * 6 * 3  # lengths of the longest matches in session, memory and corpora
+N_SITUATIONS = 6 * 6 * 3 + 1  # lengths of the longest matches in session, memory and corpora; in a copy that is sure
 N_TOKEN_ROWS = 1024  # rows of weights by the last token, and as many by the one before; tokens share them
 
 # rows of the weights: all sets, then these
 SITUATION_ROWS = N_SETS
 LAST_ROWS = SITUATION_ROWS + N_SITUATIONS
+IN_A_COPY = LAST_ROWS - 1  # the last situation: less evidence is present there, so it needs weights of its own
 BEFORE_LAST_ROWS = LAST_ROWS + N_TOKEN_ROWS
 N_ROWS = BEFORE_LAST_ROWS + N_TOKEN_ROWS
 

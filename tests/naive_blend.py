@@ -169,8 +169,9 @@ class NaiveSession:
                 matched.append((slots[0], ev.absent_cell(cells[2], match, total, distinct)))
         if not in_a_copy:
             self._add_other_sources(ballot, place, matched)
+        situation = ev.situation(lengths.get(Source.SESSION, 0), lengths.get(Source.MEMORY, 0), 0)
         ballot.common = [
-            (ev.situation(lengths.get(Source.SESSION, 0), lengths.get(Source.MEMORY, 0), 0), blend.WEIGHT_RATE),
+            (ev.IN_A_COPY if in_a_copy else situation, blend.WEIGHT_RATE),
             (ev.LAST_ROWS + (place.text[-1] if place.text else -1) % ev.N_TOKEN_ROWS, blend.LAST_RATE),
             (ev.BEFORE_LAST_ROWS + (place.text[-2] if len(place.text) > 1 else -1) % ev.N_TOKEN_ROWS, blend.WEIGHT_RATE),
         ]
@@ -280,7 +281,7 @@ class NaiveSession:
 
     def _is_sure(self, pointer):
         """Whether only the session's text is to be asked: its pointer is seated, and hardly ever wrong in such a state."""
-        if pointer.at is None:
+        if pointer.at is None or pointer.run < copy_pointer.LONG:
             return False
         return self.shared.cells[self._pointer_cell(pointer, ev.SESSION_POINTER_CELLS)][model.RATE] >= copy_pointer.SURE
 

@@ -213,9 +213,32 @@ def test_in_a_long_copy_only_the_sessions_own_text_is_asked():
         return {slot for _, _, cells, *_ in found for slot in cells}
 
     assert {ev.SESSION_POINTER, ev.MEMORY_FIRST, ev.AGE, ev.TRACK_RECORD} < slots_after(passage[:6])
-    assert slots_after(passage[6:60]) == {ev.SESSION_FIRST, ev.SESSION_POINTER}
+    assert {ev.SESSION_POINTER, ev.MEMORY_FIRST, ev.AGE, ev.TRACK_RECORD} < slots_after(passage[6:19])
+    assert slots_after(passage[19:60]) == {ev.SESSION_FIRST, ev.SESSION_POINTER}
     assert {ev.SESSION_POINTER, ev.MEMORY_FIRST, ev.AGE, ev.TRACK_RECORD} < slots_after([2002, *passage[61:65]])
     assert_same_model(drafter._namespaces["n"].model, twin_namespace)
+
+
+def test_short_copies_do_not_silence_a_memory_that_knows_what_breaks_them():
+    """Eight times the same token, then one that is new, and so on: the second time the memory knows all of it."""
+    text = np.full(8199, 3, np.int32)
+    text[8::9] = 100 + np.arange(911)
+    drafter = Drafter(DraftConfig())
+    with drafter.open(text[:90]) as session:
+        session.commit(text[90:])
+    with drafter.open(text[:90]) as session:
+        steps, at = 0, 90
+        while at < len(text):
+            tree, parent, begun = session.draft(), -1, at
+            while at < len(text) - 1:
+                children = np.flatnonzero((tree.parents == parent) & (tree.tokens == text[at]))
+                if not len(children):
+                    break
+                parent, at = int(children[0]), at + 1
+            at += 1
+            session.commit(text[begun:at])
+            steps += 1
+    assert (len(text) - 90) / steps > 30
 
 
 def test_more_candidates_than_there_is_room_for():

@@ -24,6 +24,7 @@ SEAT_LENGTH = 4  # match length at which a pointer is seated
 AHEAD, BACK = 8, 4  # how far it looks for its place after a miss
 MAX_MISSES = 4  # in the last eight
 SURE = 0.97  # hit rate of a pointer's cell from which on it is as good as sure; 0.9 costs 0.003 tokens a step of 3.23
+LONG = 17  # hits in a row without which it is not: after a break other sources have time to find their place, too
 
 # columns of a pointer's state
 AT, RUN, HISTORY = range(3)  # position of the token it proposes (-1: lifted off), hits in a row, last 8 misses as bits
@@ -86,8 +87,9 @@ def _cell(pointers, place, column, base):
 
 @inner
 def is_sure(cells, pointers, place, column, base):
-    """Whether the pointer is seated, and is hardly ever wrong in its present state."""
-    return pointers[place, column + AT] >= 0 and cells[_cell(pointers, place, column, base), RATE] >= SURE
+    """Whether the pointer is seated, has been right for long, and is hardly ever wrong in such a state."""
+    long = pointers[place, column + AT] >= 0 and pointers[place, column + RUN] >= LONG
+    return long and cells[_cell(pointers, place, column, base), RATE] >= SURE
 
 
 @inner(inline=False)
