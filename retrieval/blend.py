@@ -142,20 +142,20 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
     `draft` is the caller's own (tokens, parents, probs). `enabled` has a bit per `Source`. `fitting` is how often the
     least probability that a candidate must have goes into what all together can have: more candidates than that are not
     needed. They are few in any case (48), so the sources stand in order of how much they know. In a copy whose pointer
-    is sure only the session's text is asked, and what candidates did elsewhere is no evidence.
+    is sure only the session's text is asked, and neither ages nor track records are evidence.
     """
     if len(knowledge.kinds):
         ev.clear(ballot, ev.MAX_CANDIDATES, ev.MIN_BREADTH)
     else:
         ev.clear(ballot, ev.FEWER_CANDIDATES, ev.FEWER_BREADTH)
     ev.narrow(ballot, fitting, 0.0)
+    cells = knowledge.model.cells
     window, filled, path, pointers = places.windows[place], places.filled[place], places.path, places.pointers
     last = window[0] if filled > 0 else -1
     before_last = window[1] if filled > 1 else -1
 
     _foresee_rows(knowledge, window, filled)
 
-    cells = knowledge.model.cells
     in_a_copy = copy_pointer.is_sure(cells, pointers, place, SESSION_POINTER, ev.SESSION_POINTER_CELLS)
     if in_a_copy:
         enabled &= _ASKED_IN_A_COPY
@@ -185,12 +185,12 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
                 ballot, knowledge.session, pointers, place, SESSION_POINTER,
                 ev.SESSION_POINTER, ev.SESSION_POINTER_CELLS,
             )  # fmt: skip
-            ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
+            ev.narrow(ballot, fitting, cells[pointed, RATE])
         session_total, session_distinct, latest = contexts.add_contexts(
-            ballot, knowledge.model.cells, knowledge.session, knowledge.session, path, session_stored, session_length, places.now[place],
+            ballot, cells, knowledge.session, knowledge.session, path, session_stored, session_length, places.now[place],
             ev.SESSION_FIRST, ev.SESSION_NEXT, ev.SESSION_FIRST_CELLS, ev.SESSION_NEXT_CELLS, ev.BY_SESSION,
         )  # fmt: skip
-        ev.narrow(ballot, fitting, knowledge.model.cells[latest, RATE])
+        ev.narrow(ballot, fitting, cells[latest, RATE])
 
     memory_total, memory_distinct = 0, 0
     # Of outputs and prompts, those speak that match longer: of two memories that say the same, one is enough.
@@ -205,15 +205,15 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
                 ballot, knowledge.memory, pointers, place, MEMORY_POINTER,
                 ev.MEMORY_POINTER, ev.MEMORY_POINTER_CELLS,
             )  # fmt: skip
-            ev.narrow(ballot, fitting, knowledge.model.cells[pointed, RATE])
+            ev.narrow(ballot, fitting, cells[pointed, RATE])
         memory_total, memory_distinct, latest = contexts.add_contexts(
-            ballot, knowledge.model.cells, knowledge.session,
+            ballot, cells, knowledge.session,
             knowledge.prompts if prompts_speak else knowledge.memory,
             prompts_path if prompts_speak else memory_path, prompts_stored if prompts_speak else memory_stored,
             memory_length, _LONG_AGO,
             ev.MEMORY_FIRST, ev.MEMORY_NEXT, ev.MEMORY_FIRST_CELLS, ev.MEMORY_NEXT_CELLS, ev.BY_MEMORY,
         )  # fmt: skip
-        ev.narrow(ballot, fitting, knowledge.model.cells[latest, RATE])
+        ev.narrow(ballot, fitting, cells[latest, RATE])
 
     if _uses(enabled, _RECYCLING) and last >= 0:  # the target's own earlier opinions
         recycling.add_recycled(
@@ -238,7 +238,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
 
     if not in_a_copy:
         contexts.foresee_ages(ballot, knowledge.session)
-        track_record.foresee_track_records(ballot, knowledge.model.cells, last)
+        track_record.foresee_track_records(ballot, cells, last)
     if _uses(enabled, _SKIP) and before_last >= 0:  # contexts that skip a token
         contexts.add_skips(ballot, knowledge.session, before_last, ev.SESSION_SKIP, ev.SESSION_SKIP_CELLS)
         contexts.add_skips(ballot, knowledge.memory, before_last, ev.MEMORY_SKIP, ev.MEMORY_SKIP_CELLS)
@@ -270,7 +270,7 @@ def gather(knowledge, places, place, ballot, draft, enabled, fitting):
         return
     if _uses(enabled, _SESSION):
         contexts.add_ages(ballot, knowledge.session, places.now[place], last, before_last)
-    track_record.add_track_records(ballot, knowledge.model.cells, last)
+    track_record.add_track_records(ballot, cells, last)
 
 
 @inner(inline=False)

@@ -44,6 +44,11 @@ class OtherProcessor(ThreadPoolExecutor):
             self._keep_off_this_processor()
         return super().submit(function, *args, **kwargs)
 
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As every executor's."""
+        self._thread = None  # the system may give its number to another thread
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
     def _keep_off_this_processor(self) -> None:
         """Allow the thread all that the caller is allowed but where the caller is now."""
         try:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -17,7 +18,11 @@ def thread():
 
 
 def test_it_is_one_thread_that_returns_and_raises_as_executors_do(thread):
-    names = {thread.submit(threading.get_ident).result() for _ in range(5)}
+    def name():
+        time.sleep(0.01)
+        return threading.get_ident()
+
+    names = {future.result() for future in [thread.submit(name) for _ in range(5)]}
     assert len(names) == 1 and threading.get_ident() not in names
     assert thread.submit(divmod, 7, b=2).exception() is not None
     assert thread.submit(divmod, 7, 2).result() == (3, 1)
@@ -59,3 +64,13 @@ def test_where_choosing_is_forbidden_work_is_done_all_the_same(thread, monkeypat
 
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
     assert thread.submit(divmod, 7, 2).result() == (3, 1)
+
+
+def test_after_the_end_no_threads_processors_are_chosen(thread, monkeypatch):
+    """Its number may be another thread's by then."""
+    thread.shutdown()
+    moved = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda number, processors: moved.append(number))
+    with pytest.raises(RuntimeError):
+        thread.submit(divmod, 7, 2)
+    assert not moved
